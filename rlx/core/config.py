@@ -1,0 +1,271 @@
+"""The configuration of a run: one typed tree for flags, YAML, `--set`, environment and Python.
+
+A part is handed to whoever needs it; nothing below the trainer sees the whole `RunConfig`.
+Where each value came from is kept beside it by `rlx.core.settings`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+class Part(BaseModel):
+    """Base of every section: unknown keys are errors, attribute docstrings are the help texts."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class ComponentConfig(Part):
+    """A component by reference, with its parameters.
+
+    Accepts `"group_norm"`, `{"name": "group_norm", "params": {"eps": 1e-6}}` and the short form
+    `{"name": "group_norm", "eps": 1e-6}`.
+    """
+
+    name: str
+    """`name`, `dist/name`, `pkg.mod:attr` or `path/to/file.py:attr`."""
+    params: dict[str, Any] = {}
+    """Keyword-only parameters of the component (`rlx plugins show KIND NAME` lists them)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, dict):
+            return value
+        own = set(cls.model_fields)
+        inline = {key: item for key, item in value.items() if key not in own}
+        kept = {key: item for key, item in value.items() if key in own}
+        return {**kept, "params": {**inline, **kept.get("params", {})}} if inline else kept
+
+
+class RewardConfig(ComponentConfig):
+    """A reward with its weight; on the command line `name` or `name:weight`."""
+
+    weight: float = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weight_suffix(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if isinstance(value, dict) and isinstance(value.get("name"), str) and "weight" not in value:
+            name, weight = split_weight(value["name"])
+            return {**value, "name": name, "weight": weight}
+        return value
+
+
+def split_weight(text: str) -> tuple[str, float]:
+    """Split `overlong:0.5` into name and weight; `pkg.mod:attr` has no weight.
+
+    >>> split_weight("pkg.mod:attr:0.5"), split_weight("pkg.mod:attr")
+    (('pkg.mod:attr', 0.5), ('pkg.mod:attr', 1.0))
+    """
+    head, _, tail = text.rpartition(":")
+    try:
+        return (head, float(tail)) if head else (text, 1.0)
+    except ValueError:
+        return text, 1.0
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+class DataConfig(Part):
+    """Where tasks come from and how a row becomes a prompt."""
+
+    path: str = "embedded"
+    """File (json, jsonl, csv, parquet), folder of a saved dataset, hub name, `file.py:load` or
+    `pkg.mod:load`; `embedded` is the task that ships with rlx."""
+    split: str = "train"
+    prompt: str = "prompt"
+    """Column with the prompt: text, or a list of chat messages."""
+    label: str | None = "label"
+    """Column with the label that rewards compare with; null when rewards need none."""
+    system_prompt: str | None = None
+    template: str | None = None
+    """Python format string around the prompt, for example `Question: {prompt}\\nAnswer:`."""
+    chat_template: bool | Literal["auto"] = "auto"
+    """Apply the tokenizer's chat template; `auto`: when it has one."""
+    max_samples: int | None = Field(None, ge=1)
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Longest prompt; unset: what the model's context leaves beside `rollout.max_new_tokens`."""
+    too_long: Literal["skip", "error"] = "skip"
+    """What happens to longer prompts; skipped ones are counted and reported."""
+    shuffle: bool = True
+
+
+class RolloutConfig(Part):
+    """How rollouts are made."""
+
+    engine: Literal["vllm", "transformers"] = "vllm"
+    groups: int = Field(16, ge=1)
+    """P, tasks per training step."""
+    group_size: int = Field(8, ge=1)
+    """G, rollouts per task."""
+    max_new_tokens: int = Field(256, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights of the engine; `auto`: the learner's."""
+    context_length: int | None = Field(None, ge=8)
+    """Unset: the model's own, at most what prompts and `max_new_tokens` need."""
+    max_running: int = Field(256, ge=1)
+    """Sequences that the engine runs at once."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """KV cache on a CPU host; a GPU uses `gpu_memory_utilization`."""
+    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    tensor_parallel: int = Field(1, ge=1)
+    enforce_eager: bool = True
+    """Start without compiling the model: faster start, somewhat slower generation."""
+
+
+class LearnerConfig(Part):
+    """How the policy is trained."""
+
+    lr: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    max_grad_norm: float = Field(1.0, gt=0)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights of the learner (bfloat16 keeps a float32 master copy); `auto`: the checkpoint's."""
+    minibatch_size: int | None = Field(None, ge=1)
+    """Rollouts per optimizer step; unset: the whole batch, which keeps training on policy."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch."""
+    token_budget: int = Field(4096, ge=16)
+    """Most tokens in one micro-batch; the gradient does not depend on it."""
+    row_tokens: int = Field(512, ge=8)
+    """Length of a packed row (longer sequences get a row of their own)."""
+    logprob_chunk: int = Field(0, ge=0)
+    """Positions per chunk of the vocabulary projection, recomputed backward; 0: in one piece."""
+    gradient_checkpointing: bool = False
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed ZeRO stage; unset: 0 for one float32 rank, else 1."""
+    ranks: int = Field(1, ge=1)
+
+
+class KLConfig(Part):
+    """Divergence from the reference model (the starting weights)."""
+
+    coef: float = Field(0.0, ge=0)
+    """β; at 0 no reference model is loaded."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    placement: Literal["loss", "reward"] = "loss"
+    reference: str | None = None
+    """Model folder of the reference; unset: the model that the run starts from."""
+
+
+class AlgorithmConfig(Part):
+    """What the core adds to the loss."""
+
+    aggregation: Literal["auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "auto"
+    """Reduction over tokens, with denominators over the whole optimizer step; `auto`: what the
+    loss or the estimator names, else `token-mean`."""
+    entropy_coef: float = Field(0.0, ge=0)
+    old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
+    """`auto`: an extra forward pass only when the batch is used for more than one update;
+    `rollout`: the engine's log-probs stand in."""
+
+
+class RewardPolicy(Part):
+    """How rewards run and what is done with their results."""
+
+    clip: float | None = Field(10.0, gt=0)
+    """Bound on the absolute value of the composed reward; null: none."""
+    timeout: float = Field(60.0, gt=0)
+    """Seconds for one call of one reward."""
+    workers: int = Field(1, ge=1)
+    """Processes (Ray) that run rewards; each runs `concurrency` at once."""
+    concurrency: int = Field(8, ge=1)
+    failure: Literal["raise", "drop_group", "default"] = "raise"
+    default: float = 0.0
+    """Score of a failed reward under `failure: default`."""
+
+
+class RuntimeConfig(Part):
+    """Where workers live."""
+
+    kind: Literal["ray", "inline"] = "ray"
+    ray_address: str | None = None
+    """Address of a running Ray cluster; unset: a private one on this machine."""
+    cpus: int | None = Field(None, ge=1)
+    """CPU threads per phase; unset: all cores of the machine."""
+
+
+class CheckpointConfig(Part):
+    every: int = Field(0, ge=0)
+    """Steps between checkpoints; 0: only at the end (and when the run is interrupted)."""
+    keep: int = Field(2, ge=1)
+    export: bool = True
+    """Write a Hugging Face folder when the run ends."""
+
+
+class LoggingConfig(Part):
+    rollouts: bool = True
+    """Write sampled rollouts to `rollouts/`."""
+    rollouts_per_step: int = Field(8, ge=1)
+    rollouts_max_mib: float = Field(64.0, gt=0)
+    """Size cap of `rollouts/` for one run."""
+
+
+class PluginsConfig(Part):
+    disable: list[str] = []
+    """Distributions or plugin names that are not loaded."""
+    required: list[str] = []
+    """Requirement specifiers that must be installed, for example `rlx-foo>=0.3`."""
+
+
+class RunConfig(Part):
+    """Everything that `rlx train` needs; `runs/<name>/config.yaml` is this tree, resolved."""
+
+    model: str = "embedded"
+    """Hugging Face folder or hub name; `embedded` is the small model that ships with rlx."""
+    output: Path | None = None
+    """Run folder; unset: `runs/<model>-<estimator>-<number>`."""
+    seed: int = Field(0, ge=0)
+    steps: int = Field(100, ge=1)
+    """Training steps in total (a resumed run counts the steps before)."""
+    estimator: ComponentConfig = ComponentConfig(name="group_norm")
+    loss: ComponentConfig = ComponentConfig(name="ppo")
+    correction: ComponentConfig = ComponentConfig(name="none")
+    agent: ComponentConfig = ComponentConfig(name="single_turn")
+    sampler: ComponentConfig = ComponentConfig(name="uniform")
+    rewards: Annotated[list[RewardConfig], BeforeValidator(_as_list)] = [
+        RewardConfig(name="exact_match")
+    ]
+    trackers: Annotated[list[ComponentConfig], BeforeValidator(_as_list)] = [
+        ComponentConfig(name="jsonl"),
+        ComponentConfig(name="console"),
+        ComponentConfig(name="tensorboard"),
+    ]
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    kl: KLConfig = KLConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    reward: RewardPolicy = RewardPolicy()
+    runtime: RuntimeConfig = RuntimeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    plugins: PluginsConfig = PluginsConfig()
+
+    @property
+    def batch_size(self) -> int:
+        """B = P · G."""
+        return self.rollout.groups * self.rollout.group_size
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per training step."""
+        minibatch = self.learner.minibatch_size or self.batch_size
+        return self.learner.epochs * -(-self.batch_size // minibatch)

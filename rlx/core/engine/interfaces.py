@@ -1,0 +1,154 @@
+"""What the parts of the engine say to one another: requests, replies and protocols.
+
+Every worker is a plain class: constructed from picklable keyword arguments, in the driver's process
+(`--runtime inline`) or in a Ray actor (`--runtime ray`), and called method by method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlx.core.rollouts import FinishReason, TrainBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How an engine samples. Log-probs are always of the processed (tempered) distribution."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; the reported log-probs are then those of temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    stop_token_ids: tuple[int, ...] = ()
+    """In addition to the tokenizer's end-of-sequence token; the stop token is part of the output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One continuation to sample. Same prompt, sampling and seed give the same tokens."""
+
+    id: int
+    prompt: Sequence[int]
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The reply to one request."""
+
+    request_id: int
+    tokens: np.ndarray
+    """[n] int32, sampled tokens with the end-of-sequence or stop token included."""
+    logprobs: np.ndarray
+    """[n] float32."""
+    finish_reason: FinishReason
+    """`stop`, `length` or `abort`."""
+    version: int
+    """Policy version at the start of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    """What a publication did on the receiving side."""
+
+    version: int
+    seconds: float
+    bytes: int
+    checksum: str
+    """Of the tensors as the engine received them; equal to the learner's `WeightsFile.checksum`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFile:
+    """Weights that a learner laid down for engines to map: a safetensors file in shared memory."""
+
+    path: str
+    version: int
+    bytes: int
+    seconds: float
+    checksum: str
+
+
+class RolloutEngine(Protocol):
+    """What generates. `generate` adds all requests at once, so that the batch that the engine runs,
+    and with it every rounding, does not depend on timing."""
+
+    def start(self) -> Mapping[str, Any]:
+        """Load the model; returns facts for the manifest (`{"engine": …, "context_length": …}`)."""
+        ...
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Generation]]:
+        """Yield finished generations as they come; every request is answered exactly once."""
+        ...
+
+    async def abort(self) -> None:
+        """End all running requests with `finish_reason="abort"` and their partial output."""
+        ...
+
+    async def load_weights(self, weights: WeightsFile) -> PublishReport:
+        """Replace the weights in place and drop every cached prefix."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one training step did to the model."""
+
+    metrics: Mapping[str, float]
+    """`policy/*`, `mismatch/*`, `correction/*`, `memory/*` (docs/metrics.md)."""
+    logprobs: np.ndarray
+    """[N] float32, of each action token under the weights *before* the step."""
+
+
+class Learner(Protocol):
+    """One rank of the data-parallel group that trains one model. All ranks are called together."""
+
+    def start(self) -> Mapping[str, Any]:
+        """Load the model and the optimizer; returns facts (`{"parameters": …, "trainable": …}`)."""
+        ...
+
+    def score(self, batch: TrainBatch) -> np.ndarray:
+        """Log-probs [N] of this rank's batch under the current weights, no gradient."""
+        ...
+
+    def update(self, batch: TrainBatch, *, step: int) -> UpdateResult | None:
+        """Train on this rank's share. None when `abort` came before the first optimizer step."""
+        ...
+
+    def abort(self) -> None:
+        """Ask a running `update` to give up before its first optimizer step (called concurrently)."""
+        ...
+
+    def write_weights(self, path: str, version: int) -> WeightsFile | None:
+        """All ranks gather, rank 0 writes and answers."""
+        ...
+
+    def save(self, folder: str) -> None: ...
+
+    def load(self, folder: str) -> None: ...
+
+    def export(self, folder: str) -> None:
+        """Write a Hugging Face model folder (rank 0; all ranks take part)."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardReply:
+    """One sample's reward from one component."""
+
+    score: float | None
+    """None: the component failed; `error` says how."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None

@@ -1,0 +1,65 @@
+"""Errors that a user can act on: what is wrong, where it was set, what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlxError(Exception):
+    """Base of every error that rlx raises on purpose."""
+
+
+class UsageError(RlxError):
+    """A mistake in the input. The CLI prints it without a traceback and exits with code 2.
+
+    Args:
+        what: one sentence that says what is wrong.
+        where: where the value came from (`--set estimator.eps`, `run.yaml: data.path`, a file name).
+        fix: what to write instead.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what, where, fix)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_usage_error, (type(self), self.what, self.where, self.fix)
+
+
+class ComponentError(RlxError):
+    """A component failed while it ran (a reward raised, an estimator returned the wrong shape)."""
+
+
+class EngineError(RlxError):
+    """A worker, an engine or a library below rlx failed."""
+
+
+class RunInterrupted(RlxError):
+    """Ctrl-C or SIGTERM ended the run in an orderly way."""
+
+
+def _rebuild_usage_error(
+    cls: type[UsageError], what: str, where: str | None, fix: str | None
+) -> UsageError:
+    return cls(what, where=where, fix=fix)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` for the nearest of `known`, or an empty string.
+
+    >>> did_you_mean("grup_norm", ["group_norm", "rloo"])
+    "did you mean 'group_norm'?"
+    """
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{match[0]}'?" if match else ""

@@ -1,0 +1,141 @@
+"""The values that travel through a run: tasks, rollouts, groups.
+
+Legend: P tasks, G rollouts per group, B rollouts in the batch, N action tokens, T tokens.
+This module imports NumPy and nothing heavier, because reward workers import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+FinishReason: TypeAlias = Literal[
+    "stop", "length", "abort", "max_turns", "max_tokens", "timeout", "error"
+]
+Message: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One dataset row to solve."""
+
+    id: str
+    """Stable over a run and its resumes: `<source>/<row number>`."""
+    prompt: str | Sequence[Message]
+    """Text, or chat messages (`{"role": …, "content": …}`)."""
+    tokens: Sequence[int]
+    """The prompt as token ids, chat template applied: what the engine is given."""
+    label: Any = None
+    source: str = "data"
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The whole row, for rewards that need more than the label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The tokens that one engine call sampled: positions `start:stop` of the rollout's tokens."""
+
+    start: int
+    stop: int
+    version: int
+    """Policy version whose weights sampled them."""
+    finish_reason: FinishReason
+    reward: float = 0.0
+    """Per-turn reward; the rollout's own reward is added on the last span's last token."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One attempt at a task: prompt, sampled tokens and observations as one token sequence."""
+
+    task: Task
+    group_id: int
+    index: int
+    """Position within the group: 0 … G − 1."""
+    tokens: np.ndarray
+    """[T] int32: prompt, then actions and observations in the order in which they happened."""
+    spans: Sequence[Span]
+    """Action spans in ascending order; every other position is prompt or observation."""
+    logprobs: np.ndarray
+    """[n] float32 of the sampled tokens, of the distribution that they were sampled from."""
+    text: str
+    """The response as text (special tokens skipped); actions and observations for multi-turn."""
+    finish_reason: FinishReason
+    reward: float = 0.0
+    """Weighted sum of the parts, after clipping."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Reward by component name, before weights."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Extra numbers from rewards and the agent, averaged into the step's metrics."""
+    messages: Sequence[Message] = ()
+
+    @property
+    def action_count(self) -> int:
+        return sum(len(span) for span in self.spans)
+
+    @property
+    def version(self) -> int:
+        """Oldest policy version among the spans."""
+        return min((span.version for span in self.spans), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The rollouts of one task."""
+
+    id: int
+    task: Task
+    rollouts: Sequence[Rollout]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [rollout.reward for rollout in self.rollouts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """The rollouts of one training step as flat arrays: what scorers and learners are given.
+
+    Sequences lie one after the other on the token axis [T]; action tokens on the axis [N],
+    in the order of the sequences.
+    """
+
+    tokens: np.ndarray
+    """[T] int32, all sequences concatenated."""
+    lengths: np.ndarray
+    """[B] int64, tokens per sequence."""
+    action_lengths: np.ndarray
+    """[B] int64, action tokens per sequence."""
+    action_positions: np.ndarray
+    """[N] int64, position of each action token *within its sequence* (≥ 1)."""
+    turn: np.ndarray
+    """[N] int64, index of the action token's turn within its rollout."""
+    group: np.ndarray
+    """[B] int64, group index 0 … P − 1."""
+    rollout_logprobs: np.ndarray
+    """[N] float32."""
+    rewards: np.ndarray
+    """[B] float64, outcome plus per-turn rewards of the rollout."""
+    token_rewards: np.ndarray
+    """[N] float64, each reward on the last action token of its turn (no KL in it)."""
+    advantages: np.ndarray | None = None
+    """[N] float32."""
+    returns: np.ndarray | None = None
+    """[N] float32, regression target of a critic."""
+    old_logprobs: np.ndarray | None = None
+    ref_logprobs: np.ndarray | None = None
+    values: np.ndarray | None = None
+
+    @property
+    def sequence_count(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def action_count(self) -> int:
+        return len(self.action_positions)
