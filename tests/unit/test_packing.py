@@ -1,0 +1,117 @@
+"""Packing places every token once, whatever the lengths and the budget."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.core.engine.learner.packing import make_micro_batches, pack_rows, split_rows
+from rlx.core.rollouts import TrainBatch
+
+shapes = st.lists(
+    st.tuples(st.integers(1, 12), st.lists(st.booleans(), max_size=30)), min_size=1, max_size=40
+)
+
+
+def make_batch(shape: list[tuple[int, list[bool]]]) -> TrainBatch:
+    """Sequences of a prompt length and, for each later token, whether the policy sampled it."""
+    positions = [
+        np.flatnonzero([False] * prompt + sampled).astype(np.int64) for prompt, sampled in shape
+    ]
+    lengths = np.array([prompt + len(sampled) for prompt, sampled in shape], np.int64)
+    counts = np.array([len(position) for position in positions], np.int64)
+    n = int(counts.sum())
+    return TrainBatch(
+        tokens=np.arange(lengths.sum(), dtype=np.int32) + 1,
+        lengths=lengths,
+        action_lengths=counts,
+        action_positions=np.concatenate(positions),
+        turn=np.zeros(n, np.int64),
+        group=np.zeros(len(shape), np.int64),
+        rollout_logprobs=np.zeros(n, np.float32),
+        rewards=np.zeros(len(shape)),
+        token_rewards=np.zeros(n),
+    )
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@given(shape=shapes, row_tokens=st.integers(8, 64), budget=st.integers(16, 256))
+def test_every_action_token_is_predicted_once_from_the_token_before_it(
+    packed: bool, shape: list[tuple[int, list[bool]]], row_tokens: int, budget: int
+) -> None:
+    batch = make_batch(shape)
+    micro_batches = make_micro_batches(
+        batch, row_tokens=row_tokens, token_budget=budget, packed=packed
+    )
+    seen = np.zeros(batch.action_count, np.int64)
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    truth = np.repeat(starts, batch.action_lengths) + batch.action_positions
+    for micro in micro_batches:
+        seen[micro.actions] += 1
+        flat = micro.tokens.reshape(-1)
+        np.testing.assert_array_equal(flat[micro.source], batch.tokens[truth[micro.actions] - 1])
+        np.testing.assert_array_equal(micro.targets, batch.tokens[truth[micro.actions]])
+        np.testing.assert_array_equal(micro.action_lengths, batch.action_lengths[micro.sequences])
+        places = micro.positions.reshape(-1)[micro.source]
+        np.testing.assert_array_equal(places, batch.action_positions[micro.actions] - 1)
+        assert micro.tokens.shape[0] == 1 or micro.tokens.size <= budget
+    assert (seen == 1).all()
+
+
+@given(shape=shapes, row_tokens=st.integers(8, 64))
+def test_positions_restart_exactly_where_sequences_and_pads_start(
+    shape: list[tuple[int, list[bool]]], row_tokens: int
+) -> None:
+    batch = make_batch(shape)
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    for micro in make_micro_batches(batch, row_tokens=row_tokens, token_budget=10_000):
+        for tokens, positions in zip(micro.tokens, micro.positions, strict=True):
+            steps = np.diff(positions)
+            assert positions[0] == 0
+            assert set(positions[1:][steps != 1]) <= {0}
+            bounds = np.append(np.flatnonzero(positions == 0), len(positions))
+            for start, stop in itertools.pairwise(bounds):
+                piece = tokens[start:stop]
+                # Tokens of the batch are numbered through, pads are 0.
+                assert (piece == 0).all() or (np.diff(piece) == 1).all()
+                assert (piece == 0).all() or piece[0] - 1 in np.cumsum(
+                    batch.lengths
+                ) - batch.lengths
+
+
+@given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=60), size=st.integers(8, 64))
+def test_rows_hold_each_sequence_once_and_respect_their_length(
+    lengths: list[int], size: int
+) -> None:
+    array = np.array(lengths)
+    rows = pack_rows(array, size)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    for row in rows:
+        assert array[row].sum() <= size or len(row) == 1
+
+
+@given(fills=st.lists(st.integers(1, 100), min_size=1, max_size=60), budget=st.integers(16, 400))
+def test_blocks_of_rows_stay_within_the_budget(fills: list[int], budget: int) -> None:
+    array = np.array(fills)
+    blocks = split_rows(array, budget)
+    assert sorted(np.concatenate(blocks)) == list(range(len(fills)))
+    for block in blocks:
+        assert len(block) == 1 or array[block].max() * len(block) <= budget
+
+
+def test_short_sequences_fill_rows_almost_completely() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(20, 41, 256)
+    assert len(pack_rows(lengths, 512)) <= lengths.sum() / 512 + 1
+
+
+def test_equal_rows_are_spread_evenly_over_micro_batches() -> None:
+    assert [len(block) for block in split_rows(np.full(9, 512), 4096)] == [5, 4]
+
+
+def test_batch_without_action_tokens_needs_no_micro_batch() -> None:
+    assert make_micro_batches(make_batch([(4, [])]), row_tokens=8, token_budget=16) == []
