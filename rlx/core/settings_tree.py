@@ -1,0 +1,352 @@
+"""The tree that layers of settings are written into, guided by the types of `RunConfig`."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from rlx.core.config import ComponentConfig, Part, RewardConfig, RunConfig, split_weight
+from rlx.core.errors import did_you_mean
+from rlx.core.yaml_text import dump_value, parse_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One wrong setting."""
+
+    key: str
+    origin: str
+    text: str
+    fix: str | None = None
+
+
+class Tree:
+    """All values of a `RunConfig` in canonical form (`estimator: {name, params}`), with origins.
+
+    Mistakes are collected in `problems`, so that one run of the command reports all of them.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = RunConfig().model_dump()
+        self.origins: dict[str, str] = {}
+        self.problems: list[Problem] = []
+
+    def value(self, key: str) -> Any:
+        """The value at a dotted key, None where there is none."""
+        node: Any = self.values
+        for word in key.split("."):
+            if isinstance(node, Mapping):
+                node = node.get(word)
+            elif isinstance(node, list) and word.isdigit() and int(word) < len(node):
+                node = node[int(word)]
+            else:
+                return None
+        return node
+
+    def assign_mapping(self, layer: Mapping[str, Any], origin: Callable[[str], str]) -> None:
+        """Write a partial tree; `origin` says where a dotted key of it stands."""
+        for key, value in layer.items():
+            self._assign(RunConfig, self.values, "", str(key), value, origin)
+
+    def assign(self, key: str, value: Any, origin: str) -> None:
+        """Write one value at a dotted key."""
+        self._assign(RunConfig, self.values, "", key, value, lambda _: origin)
+
+    def assign_text(self, key: str, text: str, origin: str) -> None:
+        """Write one value given as text: YAML, but kept as it is where the setting is a text."""
+        field, value = _field_at(key), parse_value(text)
+        section, is_list = _section(field) if field else (None, False)
+        if section and issubclass(section, ComponentConfig) and not is_list:
+            keep = not isinstance(value, Mapping)
+        else:
+            keep = field is not None and value is not None and str in _options(field.annotation)
+        self.assign(key, text if keep else value, origin)
+
+    def _assign(
+        self,
+        part: type[Part],
+        node: dict[str, Any],
+        above: str,
+        key: str,
+        value: Any,
+        origin: Callable[[str], str],
+    ) -> None:
+        word, _, rest = key.partition(".")
+        here = f"{above}{word}"
+        field = part.model_fields.get(word)
+        if field is None:
+            self._unknown(f"{above}{key}", origin(f"{above}{key}"))
+            return
+        section, is_list = _section(field)
+        if section is None:
+            self._assign_leaf(node, word, here, rest, value, origin)
+        elif issubclass(section, ComponentConfig):
+            assign = self._assign_list if is_list else self._assign_component
+            assign(section, node[word], here, rest, value, origin)
+        elif rest:
+            self._assign(section, node[word], f"{here}.", rest, value, origin)
+        elif isinstance(value, Mapping):
+            for inner, item in value.items():
+                self._assign(section, node[word], f"{here}.", str(inner), item, origin)
+        else:
+            keys = ", ".join(f"{here}.{name}" for name in list(section.model_fields)[:4])
+            self._problem(here, origin(here), f"is a section with keys of its own ({keys} …)")
+
+    def _assign_leaf(
+        self,
+        node: dict[str, Any],
+        word: str,
+        here: str,
+        rest: str,
+        value: Any,
+        origin: Callable[[str], str],
+    ) -> None:
+        if rest:
+            self._problem(f"{here}.{rest}", origin(here), f"{here} holds a single value")
+            return
+        node[word] = value
+        self._forget(here)
+        self.origins[here] = origin(here)
+
+    def _assign_component(
+        self,
+        kind: type[ComponentConfig],
+        slot: dict[str, Any],
+        here: str,
+        rest: str,
+        value: Any,
+        origin: Callable[[str], str],
+    ) -> None:
+        if rest:
+            word = rest.partition(".")[0]
+            key = rest if word in kind.model_fields else f"params.{rest}"
+            if key == "params" and isinstance(value, Mapping):
+                for name, item in value.items():
+                    self._write(slot, f"params.{name}", item, here, origin)
+            else:
+                self._write(slot, key, value, here, origin)
+        elif isinstance(value, str):
+            self._name_component(kind, slot, here, value, origin)
+        elif isinstance(value, Mapping):
+            if "name" in value:
+                slot.clear()
+                slot.update(_blank(kind))
+                self._forget(here)
+            own = {key: item for key, item in value.items() if key in kind.model_fields}
+            inline = {key: item for key, item in value.items() if key not in own}
+            params = own.pop("params", {})
+            if not isinstance(params, Mapping):
+                self._problem(f"{here}.params", origin(f"{here}.params"), "is a mapping")
+                params = {}
+            for key, item in own.items():
+                self._write(slot, str(key), item, here, origin)
+            for key, item in {**inline, **params}.items():
+                self._write(slot, f"params.{key}", item, here, origin)
+        else:
+            expected = "a component's name, or a mapping with `name` and `params`"
+            self._problem(here, origin(here), f"is {expected}; got {dump_value(value)}")
+
+    def _name_component(
+        self,
+        kind: type[ComponentConfig],
+        slot: dict[str, Any],
+        here: str,
+        text: str,
+        origin: Callable[[str], str],
+    ) -> None:
+        weighted = issubclass(kind, RewardConfig)
+        name, weight = split_weight(text) if weighted else (text, 1.0)
+        if name != slot["name"]:
+            slot.clear()
+            slot.update(_blank(kind))
+            self._forget(here)
+        self._write(slot, "name", name, here, origin)
+        if weighted:
+            self._write(slot, "weight", weight, here, origin)
+
+    def _write(
+        self,
+        slot: dict[str, Any],
+        key: str,
+        value: Any,
+        here: str,
+        origin: Callable[[str], str],
+    ) -> None:
+        """Write into a component's slot; parameters may be nested mappings."""
+        *path, last = key.split(".")
+        node = slot
+        for word in path:
+            inner = node.get(word)
+            node[word] = dict(inner) if isinstance(inner, Mapping) else {}
+            node = node[word]
+        node[last] = value
+        full = f"{here}.{key}"
+        self._forget(full)
+        self.origins[full] = origin(full)
+
+    def _assign_list(
+        self,
+        kind: type[ComponentConfig],
+        items: list[dict[str, Any]],
+        here: str,
+        rest: str,
+        value: Any,
+        origin: Callable[[str], str],
+    ) -> None:
+        if rest:
+            found = _find_item(items, rest)
+            if found is None:
+                names = [item["name"] for item in items]
+                listed = ", ".join(f"{index} ({name})" for index, name in enumerate(names))
+                hint = did_you_mean(rest.partition(".")[0], names)
+                text = f"no such entry; there are {listed or 'none'}"
+                self._problem(f"{here}.{rest}", origin(f"{here}.{rest}"), _join(text, hint))
+            else:
+                index, rest = found
+                self._assign_component(kind, items[index], f"{here}.{index}", rest, value, origin)
+            return
+        self._forget(here)
+        self.origins[here] = origin(here)
+        items.clear()
+        for index, item in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+            if item is None:
+                continue
+            items.append(_blank(kind))
+            self._assign_component(kind, items[-1], f"{here}.{index}", "", item, origin)
+
+    def _forget(self, key: str) -> None:
+        for name in [name for name in self.origins if name.startswith(f"{key}.")]:
+            del self.origins[name]
+
+    def _unknown(self, key: str, origin: str) -> None:
+        hint = _nearest_key(key)
+        self._problem(key, origin, _join("no such setting", hint and f"did you mean '{hint}'?"))
+
+    def _problem(self, key: str, origin: str, text: str) -> None:
+        self.problems.append(Problem(key=key, origin=origin, text=text))
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Every dotted key of a run's configuration, in order."""
+    return tuple(_keys(RunConfig, ""))
+
+
+def key_of_location(location: tuple[int | str, ...]) -> tuple[str, FieldInfo | None]:
+    """Dotted key and field of a pydantic error's location (which also names union members)."""
+    part: type[Part] | None = RunConfig
+    words: list[str] = []
+    field: FieldInfo | None = None
+    for word in location:
+        if isinstance(word, int):
+            words.append(str(word))
+            continue
+        inner = part.model_fields.get(word) if part else None
+        if inner is None:
+            break
+        field = inner
+        words.append(word)
+        part = _section(field)[0]
+    return ".".join(words), field
+
+
+def allowed_values(field: FieldInfo | None, value: Any, message: str) -> str:
+    """Say what a setting may be, and what it was: `'fast' is not allowed; one of vllm, …`."""
+    if field is None:
+        return message
+    options = _options(field.annotation)
+    words = [option for option in options if isinstance(option, str)]
+    bounds = " and ".join(
+        f"{sign} {getattr(rule, name):g}"
+        for rule in field.metadata
+        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+        if getattr(rule, name, None) is not None
+    )
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    parts = [f"{kinds[kind]} {bounds}".rstrip() for kind in kinds if kind in options]
+    if words:
+        parts.append(f"one of {', '.join(words)}" if len(words) > 1 else words[0])
+    if any(get_origin(option) in (list, tuple) for option in options):
+        parts = ["a list"]
+    if not parts:
+        return f"{dump_value(value)} is not allowed: {message}"
+    if None in options:
+        parts.append("null")
+    text = f"{dump_value(value)} is not allowed; it is {' or '.join(parts)}"
+    return _join(text, did_you_mean(value, words) if isinstance(value, str) else "")
+
+
+def _keys(part: type[Part], above: str) -> Iterator[str]:
+    for name, field in part.model_fields.items():
+        section, is_list = _section(field)
+        yield f"{above}{name}"
+        if section is not None and not is_list:
+            yield from _keys(section, f"{above}{name}.")
+
+
+def _nearest_key(key: str) -> str:
+    """`lr` → `learner.lr`, `estimater.eps` → `estimator.eps`; empty when nothing is near."""
+    root, dot, below = key.partition(".")
+    roots = difflib.get_close_matches(root, RunConfig.model_fields, n=1)
+    if root not in RunConfig.model_fields and dot and roots:
+        return f"{roots[0]}.{below}"
+    keys = known_keys()
+    if near := difflib.get_close_matches(key, keys, n=1):
+        return near[0]
+    ends = {name.rpartition(".")[2]: name for name in reversed(keys)}
+    near = difflib.get_close_matches(key.rpartition(".")[2], ends, n=1)
+    return ends[near[0]] if near else ""
+
+
+def _section(field: FieldInfo) -> tuple[type[Part] | None, bool]:
+    """The `Part` that a field holds, and whether it holds a list of them."""
+    annotation = field.annotation
+    is_list = get_origin(annotation) is list
+    if is_list:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        return annotation, is_list
+    return None, False
+
+
+def _field_at(key: str) -> FieldInfo | None:
+    """The field of a dotted key; None for parameters of components and unknown keys."""
+    found, field = key_of_location(
+        tuple(int(word) if word.isdigit() else word for word in key.split("."))
+    )
+    return field if found == key else None
+
+
+def _options(annotation: Any) -> list[Any]:
+    """Members of a union, values of literals, None for null."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return [option for inner in get_args(annotation) for option in _options(inner)]
+    if origin is Literal:
+        return list(get_args(annotation))
+    return [None] if annotation is type(None) else [annotation]
+
+
+def _blank(kind: type[ComponentConfig]) -> dict[str, Any]:
+    return kind(name="").model_dump()
+
+
+def _find_item(items: list[dict[str, Any]], rest: str) -> tuple[int, str] | None:
+    """Index and remaining key of `0.weight` or `overlong.weight`; names may hold dots."""
+    word, _, below = rest.partition(".")
+    if word.isdigit():
+        return (int(word), below) if int(word) < len(items) else None
+    for index, item in enumerate(items):
+        if rest == item["name"] or rest.startswith(f"{item['name']}."):
+            return index, rest[len(item["name"]) + 1 :]
+    return None
+
+
+def _join(text: str, hint: str) -> str:
+    return f"{text}; {hint}" if hint else text
