@@ -1,0 +1,105 @@
+"""The components that a run selected, as references, and what they ask of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlx.core.component import Tags, singular, tags_of
+from rlx.core.config import ComponentConfig, RunConfig
+from rlx.core.settings import nearest_origin
+
+if TYPE_CHECKING:
+    from rlx.core.plugins import PluginSystem
+    from rlx.core.references import ComponentRef
+
+DEFAULT_AGGREGATION = "token-mean"
+_MATHS = ("estimators", "losses", "corrections")
+"""Kinds whose instances are cheap, so that what they require may depend on their parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """References to all selected components; picklable."""
+
+    estimator: ComponentRef
+    loss: ComponentRef
+    correction: ComponentRef
+    agent: ComponentRef
+    sampler: ComponentRef
+    rewards: tuple[tuple[ComponentRef, float], ...]
+    """Each reward with its weight."""
+    trackers: tuple[ComponentRef, ...]
+    requires: frozenset[str]
+    """Passes that the engine must run: the union over the components, and what KL needs."""
+    required_by: Mapping[str, tuple[str, ...]]
+    """Requirement → who asks for it, for messages: `{"groups": ("estimator 'group_norm'",)}`."""
+    aggregation: str
+    """The configured reduction, else the loss's, else the estimator's, else `token-mean`."""
+    needs_label: str | None
+    """Name of the first reward that can't work without labels."""
+
+    @property
+    def components(self) -> tuple[ComponentRef, ...]:
+        """All references, in the order of the configuration."""
+        single = (self.estimator, self.loss, self.correction, self.agent, self.sampler)
+        return (*single, *(ref for ref, _ in self.rewards), *self.trackers)
+
+
+def select(
+    config: RunConfig, plugins: PluginSystem, *, origins: Mapping[str, str] | None = None
+) -> Selection:
+    """Resolve every name of the configuration, importing the selected components.
+
+    Args:
+        origins: where each setting came from, for messages.
+
+    Raises:
+        UsageError: an unknown name, a wrong parameter, a component that can't be imported.
+    """
+    required_by: dict[str, list[str]] = {}
+
+    def resolve(kind: str, key: str, chosen: ComponentConfig) -> tuple[ComponentRef, Tags]:
+        where = nearest_origin(origins, f"{key}.name") if origins else key
+        ref = plugins.ref(kind, chosen.name, chosen.params, where=where)
+        if kind in _MATHS:
+            bound = ref.resolve()
+            tags, requires = bound.tags, bound.requires
+        else:
+            tags = tags_of(ref.load())
+            requires = tags.requires
+        for requirement in sorted(requires):
+            required_by.setdefault(requirement, []).append(f"{singular(kind)} {chosen.name!r}")
+        return ref, tags
+
+    estimator, estimator_tags = resolve("estimators", "estimator", config.estimator)
+    loss, loss_tags = resolve("losses", "loss", config.loss)
+    correction, _ = resolve("corrections", "correction", config.correction)
+    agent, _ = resolve("agents", "agent", config.agent)
+    sampler, _ = resolve("samplers", "sampler", config.sampler)
+    rewards = [
+        (resolve("rewards", f"rewards.{index}", chosen), chosen.weight)
+        for index, chosen in enumerate(config.rewards)
+    ]
+    trackers = [
+        resolve("trackers", f"trackers.{index}", chosen)[0]
+        for index, chosen in enumerate(config.trackers)
+    ]
+    if config.kl.coef > 0:
+        required_by.setdefault("ref_logprobs", []).append("kl.coef")
+    configured = config.algorithm.aggregation
+    named = loss_tags.aggregation or estimator_tags.aggregation
+    return Selection(
+        estimator=estimator,
+        loss=loss,
+        correction=correction,
+        agent=agent,
+        sampler=sampler,
+        rewards=tuple((ref, weight) for (ref, _), weight in rewards),
+        trackers=tuple(trackers),
+        requires=frozenset(required_by),
+        required_by={key: tuple(names) for key, names in required_by.items()},
+        aggregation=configured if configured != "auto" else named or DEFAULT_AGGREGATION,
+        needs_label=next((ref.name for (ref, tags), _ in rewards if tags.needs_label), None),
+    )
