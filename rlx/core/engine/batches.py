@@ -1,0 +1,101 @@
+"""From groups of rollouts to the flat arrays of a `TrainBatch`, and shares of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlx.core.rollouts import Group, Rollout, TrainBatch
+
+_PER_TOKEN = ("tokens",)
+_PER_SEQUENCE = ("lengths", "action_lengths", "group", "rewards")
+
+
+def make_batch(groups: Sequence[Group]) -> TrainBatch:
+    """Lay the rollouts of `groups` one after the other."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    group_index = [index for index, group in enumerate(groups) for _ in group.rollouts]
+    positions = [_action_positions(rollout) for rollout in rollouts]
+    return TrainBatch(
+        tokens=_concatenate([rollout.tokens for rollout in rollouts], np.int32),
+        lengths=np.array([len(rollout.tokens) for rollout in rollouts], np.int64),
+        action_lengths=np.array([len(position) for position in positions], np.int64),
+        action_positions=_concatenate(positions, np.int64),
+        turn=_concatenate([_turns(rollout) for rollout in rollouts], np.int64),
+        group=np.array(group_index, np.int64),
+        rollout_logprobs=_concatenate([rollout.logprobs for rollout in rollouts], np.float32),
+        rewards=np.array([total_reward(rollout) for rollout in rollouts], np.float64),
+        token_rewards=_concatenate([_token_rewards(rollout) for rollout in rollouts], np.float64),
+    )
+
+
+def total_reward(rollout: Rollout) -> float:
+    """The rollout's own reward and those of its turns."""
+    return rollout.reward + sum(span.reward for span in rollout.spans)
+
+
+def take(batch: TrainBatch, sequences: np.ndarray) -> TrainBatch:
+    """The sub-batch of the given sequences, in the given order."""
+    tokens = ragged_indices(batch.lengths, sequences)
+    actions = ragged_indices(batch.action_lengths, sequences)
+    chosen: dict[str, np.ndarray | None] = {}
+    for item in dataclasses.fields(batch):
+        values = getattr(batch, item.name)
+        if values is None:
+            chosen[item.name] = None
+        elif item.name in _PER_TOKEN:
+            chosen[item.name] = values[tokens]
+        elif item.name in _PER_SEQUENCE:
+            chosen[item.name] = values[sequences]
+        else:
+            chosen[item.name] = values[actions]
+    return TrainBatch(**chosen)  # type: ignore[arg-type]
+
+
+def ragged_indices(lengths: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+    """Indices on the flat axis of the elements of `sequences`, in that order."""
+    starts = np.cumsum(lengths) - lengths
+    chosen = lengths[sequences]
+    offsets = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
+    return np.repeat(starts[sequences], chosen) + offsets
+
+
+def balanced_shares(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
+    """Split sequences over ranks with near-equal token counts: longest first, to the lightest.
+
+    Each share keeps the batch's order, so that one rank sees the batch unchanged.
+    """
+    loads = np.zeros(ranks, np.int64)
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for index in np.argsort(-lengths, kind="stable"):
+        rank = int(loads.argmin())
+        shares[rank].append(int(index))
+        loads[rank] += lengths[index]
+    return [np.array(sorted(share), np.int64) for share in shares]
+
+
+def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.asarray(array, dtype) for array in arrays]) if arrays else np.zeros(0, dtype)
+
+
+def _action_positions(rollout: Rollout) -> np.ndarray:
+    spans = [np.arange(span.start, span.stop) for span in rollout.spans]
+    return np.concatenate(spans) if spans else np.zeros(0, np.int64)
+
+
+def _turns(rollout: Rollout) -> np.ndarray:
+    return np.repeat(np.arange(len(rollout.spans)), [len(span) for span in rollout.spans])
+
+
+def _token_rewards(rollout: Rollout) -> np.ndarray:
+    rewards = np.zeros(rollout.action_count)
+    end = 0
+    for span in rollout.spans:
+        end += len(span)
+        if len(span):
+            rewards[end - 1] += span.reward
+    if len(rewards):
+        rewards[-1] += rollout.reward
+    return rewards

@@ -1,0 +1,137 @@
+"""Checkpoints of a run: written aside, verified, renamed; only then are old ones evicted.
+
+    checkpoints/step-000100/
+      state.pt       driver: step, sampler, counters, component state
+      policy/        learner: weights, optimizer, schedule, RNG (DeepSpeed)
+      model/         Hugging Face folder of the policy
+      files.json     size and CRC-32 of every file above, written last
+    checkpoints/latest -> step-000100
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlx.core.errors import EngineError, UsageError
+from rlx.core.run import write_json
+
+_NAME = re.compile(r"step-(\d+)$")
+_INDEX = "files.json"
+_BLOCK = 1 << 22
+
+
+async def save_checkpoint(
+    root: Path,
+    step: int,
+    state: Mapping[str, Any],
+    write_model: Callable[[str], Awaitable[None]],
+    *,
+    keep: int,
+) -> Path:
+    """Write `root/step-NNNNNN` and return it.
+
+    Args:
+        state: primitives, containers of them, and tensors (read back with `weights_only`).
+        write_model: writes `policy/` and `model/` into the folder it is given.
+        keep: how many checkpoints stay, the new one included.
+
+    Raises:
+        EngineError: when the checkpoint can't be written whole; older ones are then untouched.
+    """
+    import torch
+
+    final = root / f"step-{step:06d}"
+    aside = root / f"{final.name}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        await write_model(str(aside))
+        torch.save(dict(state), aside / "state.pt")
+        torch.load(aside / "state.pt", weights_only=True)
+        write_json(aside / _INDEX, _index(aside))
+        shutil.rmtree(final, ignore_errors=True)
+        aside.rename(final)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise EngineError(f"can't write the checkpoint {final}: {error.strerror or error}") from error
+    _point_latest(root, final)
+    _evict(root, keep)
+    return final
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The newest whole checkpoint under `root`; damaged ones are passed over."""
+    for folder in sorted(_checkpoints(root), reverse=True):
+        if not damage(folder):
+            return folder
+    return None
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    import torch
+
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
+def damage(folder: Path) -> list[str]:
+    """What is wrong with a checkpoint, one sentence a file; empty when it is whole."""
+    try:
+        index = json.loads((folder / _INDEX).read_text())
+    except (OSError, ValueError):
+        return [f"{_INDEX} is missing or unreadable"]
+    problems = []
+    for name, (size, crc) in index.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif path.stat().st_size != size:
+            problems.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
+        elif _crc(path) != crc:
+            problems.append(f"{name} has another checksum than when it was written")
+    return problems
+
+
+def step_of(folder: Path) -> int:
+    match = _NAME.search(folder.name)
+    if match is None:
+        raise UsageError(f"{folder} is not a checkpoint folder (step-NNNNNN)")
+    return int(match.group(1))
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    return [path for path in root.iterdir() if _NAME.search(path.name) and path.is_dir() and not path.is_symlink()]
+
+
+def _index(folder: Path) -> dict[str, tuple[int, int]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_size, _crc(path)) for path in files}
+
+
+def _crc(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _point_latest(root: Path, target: Path) -> None:
+    link = root / "latest.partial"
+    link.unlink(missing_ok=True)
+    link.symlink_to(target.name)
+    link.replace(root / "latest")
+
+
+def _evict(root: Path, keep: int) -> None:
+    for folder in sorted(_checkpoints(root))[:-keep]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for leftover in root.glob("step-*.partial"):
+        shutil.rmtree(leftover, ignore_errors=True)

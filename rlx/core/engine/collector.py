@@ -1,0 +1,161 @@
+"""From tasks to the groups of one batch: episodes, rewards, the sampler's filter, refill."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlx.core.agents import Episode, Limits, run_agent
+from rlx.core.component import Bound
+from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.interfaces import Sampling
+from rlx.core.rollouts import Group, Rollout, Task
+from rlx.core.samplers import BoundSampler, oversample_error
+
+
+class GroupScorer(Protocol):
+    """Rewards for the rollouts of one group; None when the failure policy drops the group."""
+
+    async def score_group(self, rollouts: Sequence[Rollout]) -> list[Rollout] | None: ...
+
+    def take_metrics(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """The groups of one batch and what it took to get them."""
+
+    groups: Sequence[Group]
+    metrics: Mapping[str, float]
+    rollout_seconds: float
+    reward_seconds: float
+
+
+@dataclass(slots=True)
+class _Clock:
+    """When the last generation and the last reward of a wave ended."""
+
+    started: float = field(default_factory=time.perf_counter)
+    generated: float = 0.0
+    finished: float = 0.0
+
+
+class Collector:
+    """Runs episodes until a batch of accepted groups is full.
+
+    Waves are synchronous: each asks for exactly the groups that are missing, so that the run of
+    tasks, seeds and engine batches is a function of the configuration alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: RolloutClient,
+        agent: Bound,
+        scorer: GroupScorer,
+        sampler: BoundSampler,
+        tokenizer: Any,
+        sampling: Sampling,
+        limits: Limits,
+        group_size: int,
+        seed: int,
+    ) -> None:
+        self._client = client
+        self._agent = agent
+        self._scorer = scorer
+        self._sampler = sampler
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._limits = limits
+        self._group_size = group_size
+        self._seed = seed
+        self._next_group = 0
+
+    async def collect(self, wanted: int) -> Collected:
+        """Return `wanted` accepted groups, in the order of their tasks.
+
+        Raises:
+            ComponentError: when the sampler drops so many groups that the over-sampling cap is hit,
+                or a reward failed under the policy `raise`.
+        """
+        accepted: list[Group] = []
+        dispatched = 0
+        clock = _Clock()
+        while len(accepted) < wanted:
+            missing = wanted - len(accepted)
+            if dispatched + missing > self._sampler.max_oversample * wanted:
+                raise oversample_error(
+                    self._sampler, wanted=wanted, dispatched=dispatched, accepted=len(accepted)
+                )
+            tasks = self._sampler.next_tasks(missing)
+            dispatched += len(tasks)
+            accepted += await self._wave(tasks, clock)
+        return Collected(
+            groups=accepted,
+            metrics={**self._sampler.metrics(), **self._scorer.take_metrics()},
+            rollout_seconds=clock.generated - clock.started,
+            reward_seconds=max(clock.finished - clock.generated, 0.0),
+        )
+
+    async def _wave(self, tasks: Sequence[Task], clock: _Clock) -> list[Group]:
+        numbers = range(self._next_group, self._next_group + len(tasks))
+        self._next_group += len(tasks)
+        async with asyncio.TaskGroup() as running:
+            jobs = [
+                running.create_task(self._group(task, number, clock))
+                for task, number in zip(tasks, numbers, strict=True)
+            ]
+        groups = [group for job in jobs if (group := job.result()) is not None]
+        kept = [group for group in groups if self._sampler.keep(group) is None]
+        self._sampler.update(groups)
+        return kept
+
+    async def _group(self, task: Task, number: int, clock: _Clock) -> Group | None:
+        rollouts = await asyncio.gather(
+            *(run_agent(self._agent, self._episode(task, number, i)) for i in range(self._group_size))
+        )
+        clock.generated = time.perf_counter()
+        scored = await self._scorer.score_group(rollouts)
+        clock.finished = time.perf_counter()
+        return None if scored is None else Group(id=number, task=task, rollouts=scored)
+
+    def _episode(self, task: Task, number: int, index: int) -> Episode:
+        return Episode(
+            task=task,
+            group_id=number,
+            index=index,
+            seed=rollout_seed(self._seed, number, index),
+            generate=self._client.generate,
+            tokenizer=self._tokenizer,
+            sampling=self._sampling,
+            limits=self._limits,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next_group": self._next_group, "sampler": self._sampler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._next_group = state["next_group"]
+        self._sampler.load_state_dict(state["sampler"])
+
+
+def rollout_seed(seed: int, group: int, index: int) -> int:
+    """A 31-bit seed for one rollout, a function of the run's seed and the rollout's place."""
+    digest = hashlib.blake2b(f"{seed}/{group}/{index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The first real error inside the exception groups that `asyncio.TaskGroup` raises."""
+    while isinstance(error, BaseExceptionGroup):
+        error = next(
+            (item for item in error.exceptions if not isinstance(item, asyncio.CancelledError)),
+            error.exceptions[0],
+        )
+    return error
+
+

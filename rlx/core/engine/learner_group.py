@@ -1,0 +1,103 @@
+"""All ranks of a learner as one: shares the batch out, joins the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.core.config import LearnerConfig
+from rlx.core.engine.batches import balanced_shares, ragged_indices, take
+from rlx.core.engine.interfaces import UpdateResult, WeightsFile
+from rlx.core.engine.runtime import Worker
+from rlx.core.rollouts import TrainBatch
+
+
+class LearnerGroup:
+    """The data-parallel ranks of one model, or the replicas of a scorer."""
+
+    def __init__(self, workers: Sequence[Worker], settings: LearnerConfig, seed: int) -> None:
+        self._workers = list(workers)
+        self._settings = settings
+        self._seed = seed
+
+    async def start(self) -> Mapping[str, Any]:
+        return (await self._all("start"))[0]
+
+    async def score(self, batch: TrainBatch) -> np.ndarray:
+        """Log-probs [N] under the current weights."""
+        shares = balanced_shares(batch.lengths, len(self._workers))
+        parts = await asyncio.gather(
+            *(
+                worker.call("score", take(batch, share))
+                for worker, share in zip(self._workers, shares, strict=True)
+            )
+        )
+        return _join(batch, shares, parts)
+
+    async def update(self, batch: TrainBatch, *, step: int) -> UpdateResult | None:
+        """Train on the batch: epochs × minibatches optimizer steps; None when aborted in time."""
+        plan = self._plan(batch, step)
+        results = await asyncio.gather(
+            *(
+                worker.call("update", [take(batch, share[rank]) for share in plan], step=step)
+                for rank, worker in enumerate(self._workers)
+            )
+        )
+        if any(result is None for result in results):
+            return None
+        first_epoch = plan[: len(plan) // self._settings.epochs]
+        shares = [
+            np.concatenate([minibatch[rank] for minibatch in first_epoch])
+            for rank in range(len(self._workers))
+        ]
+        logprobs = _join(batch, shares, [result.logprobs for result in results])
+        return UpdateResult(metrics=results[0].metrics, logprobs=logprobs)
+
+    def _plan(self, batch: TrainBatch, step: int) -> list[list[np.ndarray]]:
+        """For each optimizer step the sequences of each rank."""
+        count = batch.sequence_count
+        size = self._settings.minibatch_size or count
+        plan = []
+        for epoch in range(self._settings.epochs):
+            order = np.arange(count)
+            if size < count:
+                order = np.random.default_rng([self._seed, step, epoch]).permutation(count)
+            for start in range(0, count, size):
+                chosen = order[start : start + size]
+                shares = balanced_shares(batch.lengths[chosen], len(self._workers))
+                plan.append([chosen[share] for share in shares])
+        return plan
+
+    async def abort(self) -> None:
+        await asyncio.gather(*(worker.now("abort") for worker in self._workers))
+
+    async def write_weights(self, path: str, version: int) -> WeightsFile:
+        return (await self._all("write_weights", path, version))[0]
+
+    async def save(self, folder: str) -> None:
+        await self._all("save", folder)
+
+    async def load(self, folder: str) -> None:
+        await self._all("load", folder)
+
+    async def export(self, folder: str) -> None:
+        await self._all("export", folder)
+
+    async def stop(self) -> None:
+        await self._all("stop")
+
+    async def _all(self, method: str, *args: Any) -> list[Any]:
+        return await asyncio.gather(*(worker.call(method, *args) for worker in self._workers))
+
+
+def _join(
+    batch: TrainBatch, shares: Sequence[np.ndarray], parts: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Put per-token answers of the shares back into the batch's order."""
+    joined = np.zeros(batch.action_count, np.float32)
+    for share, part in zip(shares, parts, strict=True):
+        joined[ragged_indices(batch.action_lengths, share)] = part
+    return joined

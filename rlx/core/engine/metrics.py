@@ -1,0 +1,97 @@
+"""The step's numbers that the driver computes (names: docs/metrics.md)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.core.engine.batches import total_reward
+from rlx.core.rollouts import Group, Rollout, TrainBatch
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`reward/*`, `rollout/*`, `group/*` and the means of extra metrics of one batch."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = np.array([total_reward(rollout) for rollout in rollouts])
+    spreads = np.array([_spread(group) for group in groups])
+    metrics = {
+        "reward/mean": rewards.mean(),
+        "reward/std": rewards.std(),
+        "rollout/length_mean": np.mean([rollout.action_count for rollout in rollouts]),
+        "rollout/truncated_rate": np.mean([r.finish_reason == "length" for r in rollouts]),
+        "rollout/turns_mean": np.mean([len(rollout.spans) for rollout in rollouts]),
+        "group/std_mean": spreads.mean(),
+        "group/all_same_rate": (spreads == 0).mean(),
+        **_means("reward/", (rollout.parts for rollout in rollouts)),
+        **_means("", (rollout.metrics for rollout in rollouts)),
+    }
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
+    assert batch.advantages is not None
+    values = batch.advantages.astype(np.float64)
+    if not len(values):
+        return {"advantage/mean": 0.0, "advantage/std": 0.0}
+    return {"advantage/mean": float(values.mean()), "advantage/std": float(values.std())}
+
+
+def rollout_records(
+    groups: Sequence[Group], batch: TrainBatch, logprobs: np.ndarray, *, limit: int
+) -> list[dict[str, Any]]:
+    """What `rollouts/` holds of the first `limit` rollouts, taken from different groups first."""
+    ends = np.cumsum(batch.action_lengths)
+    gaps = np.abs(logprobs - batch.rollout_logprobs)
+    flat = [(group, rollout) for group in groups for rollout in group.rollouts]
+    order = sorted(range(len(flat)), key=lambda i: (flat[i][1].index, i))[:limit]
+    records = []
+    for i in sorted(order):
+        tokens = slice(ends[i] - batch.action_lengths[i], ends[i])
+        records.append(_record(*flat[i], batch, gaps[tokens], tokens))
+    return records
+
+
+def _record(
+    group: Group, rollout: Rollout, batch: TrainBatch, gaps: np.ndarray, tokens: slice
+) -> dict[str, Any]:
+    assert batch.advantages is not None
+    advantages = batch.advantages[tokens]
+    return {
+        "group": group.id,
+        "index": rollout.index,
+        "task": rollout.task.id,
+        "prompt": rollout.task.prompt,
+        "response": rollout.text,
+        "label": rollout.task.label,
+        "reward": total_reward(rollout),
+        "parts": dict(rollout.parts),
+        "advantage": float(advantages.mean()) if len(advantages) else 0.0,
+        "logprob_gap": float(gaps.mean()) if len(gaps) else 0.0,
+        "tokens": rollout.action_count,
+        "turns": len(rollout.spans),
+        "finish_reason": rollout.finish_reason,
+        "version": rollout.version,
+    }
+
+
+def _spread(group: Group) -> float:
+    rewards = [total_reward(rollout) for rollout in group.rollouts]
+    return 0.0 if len(set(rewards)) == 1 else float(np.std(rewards))
+
+
+def _means(prefix: str, items: Any) -> dict[str, float]:
+    values: dict[str, list[float]] = defaultdict(list)
+    for item in items:
+        for name, value in item.items():
+            values[prefix + name].append(float(value))
+    return {name: float(np.mean(numbers)) for name, numbers in values.items()}
+
+
+def merge(*parts: Mapping[str, float]) -> dict[str, float]:
+    merged: dict[str, float] = {}
+    for part in parts:
+        merged.update(part)
+    return merged

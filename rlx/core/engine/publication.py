@@ -1,0 +1,62 @@
+"""Gives a learner's new weights to the rollout engine: a safetensors file in shared memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.learner_group import LearnerGroup
+from rlx.core.errors import EngineError
+
+_PREFIX = "rlx-weights-"
+
+
+class Publisher:
+    """Writes, hands over, compares checksums, removes. One host; the file never touches a disk."""
+
+    def __init__(self) -> None:
+        root = shared_memory_root()
+        remove_stale(root)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+        self._metrics: dict[str, float] = {}
+
+    async def publish(self, learner: LearnerGroup, engine: RolloutClient, *, version: int) -> None:
+        """Replace the engine's weights by the learner's; raises `EngineError` when they differ."""
+        path = self._folder / f"policy-{version}.safetensors"
+        try:
+            written = await learner.write_weights(str(path), version)
+            report = await engine.load_weights(written)
+        finally:
+            path.unlink(missing_ok=True)
+        if report.checksum != written.checksum:
+            raise EngineError(
+                f"publication of version {version}: the engine received other weights than the "
+                f"learner wrote (checksum {report.checksum} instead of {written.checksum})"
+            )
+        seconds = written.seconds + report.seconds
+        self._metrics = {"publish/gib_per_s": written.bytes / 2**30 / max(seconds, 1e-9)}
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._metrics
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def shared_memory_root() -> Path:
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def remove_stale(root: Path) -> None:
+    """Remove what killed runs left in shared memory (their process is gone)."""
+    for folder in root.glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)

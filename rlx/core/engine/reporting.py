@@ -1,0 +1,52 @@
+"""Tells trackers what happens. A tracker that fails is switched off with a warning; the run goes on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.core.component import Bound
+from rlx.core.run import Run
+
+
+class Reporter:
+    """Fan-out to the selected trackers.
+
+    A tracker has `log(step, metrics)` and `close(error)`; `start(run)`, `log_samples(step, records)`
+    and `status(text)` are optional.
+    """
+
+    def __init__(self, trackers: Sequence[Bound]) -> None:
+        self._trackers = list(trackers)
+
+    def start(self, run: Run) -> None:
+        self._tell("start", run)
+
+    def status(self, text: str) -> None:
+        """Say what the run is waiting for (`starting the engine`)."""
+        self._tell("status", text)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._tell("log", step, metrics)
+
+    def log_samples(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+        self._tell("log_samples", step, records)
+
+    def close(self, error: BaseException | None = None) -> None:
+        self._tell("close", error)
+
+    def _tell(self, method: str, *args: Any) -> None:
+        for tracker in list(self._trackers):
+            function = getattr(tracker.instance, method, None)
+            if function is None:
+                continue
+            try:
+                function(*args)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                warnings.warn(
+                    f"tracker '{tracker.name}' failed in {method}() and is off for the rest of the "
+                    f"run: {type(error).__name__}: {error}",
+                    stacklevel=2,
+                )

@@ -1,0 +1,287 @@
+"""Where workers live: Ray actors (`RayRuntime`) or the driver's own process (`InlineRuntime`).
+
+A worker is a plain class. Both runtimes give it one thread of its own for its synchronous methods
+(CUDA contexts, OpenMP settings and process groups are per thread), run its asynchronous methods on
+an event loop, and let `now` methods (`abort`) in while another method runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlx.core.config import RuntimeConfig
+from rlx.core.errors import EngineError
+
+_PASSIVE_THREADS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """How to make a worker: the class as `module:Class`, its arguments, what it needs."""
+
+    name: str
+    target: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+class Worker(Protocol):
+    """A handle on a running worker."""
+
+    name: str
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a method and wait for its result; errors keep their type."""
+        ...
+
+    def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        """Iterate over an asynchronous generator method."""
+        ...
+
+    async def now(self, method: str, *args: Any) -> Any:
+        """Run a short method at once, even while another one runs."""
+        ...
+
+
+class Runtime(Protocol):
+    async def start(self, spec: WorkerSpec) -> Worker: ...
+
+    async def close(self) -> None:
+        """End every worker that this runtime started."""
+        ...
+
+
+class WorkerHost:
+    """Holds one worker object: constructs it, runs its methods on the right thread."""
+
+    def __init__(self, target: str, kwargs: Mapping[str, Any]) -> None:
+        module, _, name = target.partition(":")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._make = lambda: getattr(importlib.import_module(module), name)(**kwargs)
+        self._object: Any = None
+
+    async def construct(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._object = await loop.run_in_executor(self._thread, self._make)
+
+    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        function = getattr(self._object, method)
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+
+    def stream(self, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:
+        return getattr(self._object, method)(*args)
+
+    def now(self, method: str, args: Sequence[Any]) -> Any:
+        return getattr(self._object, method)(*args)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class InlineWorker:
+    """A worker in the driver's process: `breakpoint()` in a reward or a loss just works."""
+
+    def __init__(self, name: str, host: WorkerHost) -> None:
+        self.name = name
+        self._host = host
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._host.call(method, args, kwargs)
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        async for item in self._host.stream(method, args):
+            yield item
+
+    async def now(self, method: str, *args: Any) -> Any:
+        return self._host.now(method, args)
+
+
+class InlineRuntime:
+    def __init__(self) -> None:
+        self._workers: list[InlineWorker] = []
+
+    async def start(self, spec: WorkerSpec) -> InlineWorker:
+        os.environ.update(_PASSIVE_THREADS)
+        os.environ.update(spec.env)
+        host = WorkerHost(spec.target, spec.kwargs)
+        await host.construct()
+        worker = InlineWorker(spec.name, host)
+        self._workers.append(worker)
+        return worker
+
+    async def close(self) -> None:
+        for worker in reversed(self._workers):
+            worker._host.close()
+        self._workers.clear()
+
+
+class ActorHost(WorkerHost):
+    """`WorkerHost` inside a Ray actor, with its output in the run's folder."""
+
+    def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
+        _redirect_output(log_path)
+        super().__init__(target, kwargs)
+
+    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return await _picklable_errors(super().call(method, args, kwargs))
+
+    async def construct(self) -> None:
+        await _picklable_errors(super().construct())
+
+    async def stream(self, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:  # type: ignore[override]
+        async for item in super().stream(method, args):
+            yield item
+
+    async def now(self, method: str, args: Sequence[Any]) -> Any:
+        return super().now(method, args)
+
+
+def _redirect_output(log_path: str | None) -> None:
+    """Send the process's output to the run's `logs/`, where it can be; else Ray keeps it."""
+    if log_path is None or not Path(log_path).parent.is_dir():
+        return
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+async def _picklable_errors(awaitable: Any) -> Any:
+    """Let an error travel with the worker's traceback as a note, since Ray's wrapper replaces it."""
+    try:
+        return await awaitable
+    except Exception as error:
+        error.add_note("In the worker process:\n" + traceback.format_exc())
+        raise
+
+
+class RayWorker:
+    """A worker in a Ray actor."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self.actor = actor
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._await(self.actor.call.remote(method, args, kwargs), method)
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        references = self.actor.stream.options(num_returns="streaming").remote(method, args)
+        async for reference in references:
+            yield await self._await(reference, method)
+
+    async def now(self, method: str, *args: Any) -> Any:
+        return await self._await(self.actor.now.remote(method, args), method)
+
+    async def _await(self, reference: Any, method: str) -> Any:
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            return await reference
+        except RayTaskError as error:
+            raise _original(error) from None
+        except RayActorError as error:
+            raise EngineError(
+                f"the worker '{self.name}' died during '{method}': {_first_line(error)}"
+            ) from error
+
+
+def _original(error: Any) -> BaseException:
+    """The exception that the worker raised, with its remote traceback as a note."""
+    cause = getattr(error, "cause", None)
+    if not isinstance(cause, Exception):
+        return EngineError(str(error))
+    remote = "In the worker process:\n" + str(getattr(error, "traceback_str", error))
+    if not any("In the worker process" in note for note in getattr(cause, "__notes__", ())):
+        cause.add_note(remote)
+    return cause
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+
+
+class RayRuntime:
+    """Starts a private Ray on this machine, or joins a running one."""
+
+    def __init__(
+        self,
+        settings: RuntimeConfig,
+        *,
+        logs: Path | None,
+        workers: int,
+        modules: Sequence[str] = (),
+    ) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._slots = workers
+        self._modules = list(modules)
+        self._workers: list[RayWorker] = []
+        self._started_ray = False
+
+    def connect(self) -> None:
+        """Start or join Ray (blocking, some seconds)."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        import ray
+
+        if ray.is_initialized():
+            return
+        common: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+            "include_dashboard": False,
+        }
+        address = self._settings.ray_address
+        if address:
+            remote_env = {"py_modules": self._modules} if self._modules else None
+            ray.init(address=address, runtime_env=remote_env, log_to_driver=False)
+        else:
+            cpus = max(os.cpu_count() or 1, self._slots)
+            ray.init(num_cpus=cpus, object_store_memory=512 * 2**20, **common)
+        self._started_ray = True
+
+    async def start(self, spec: WorkerSpec) -> RayWorker:
+        import ray
+
+        env = {**_PASSIVE_THREADS, **spec.env}
+        actor_class: Any = ray.remote(ActorHost)
+        log = str(self._logs / f"{spec.name}.log") if self._logs else None
+        actor = actor_class.options(
+            num_cpus=spec.cpus,
+            num_gpus=spec.gpus,
+            max_concurrency=1000,
+            runtime_env={"env_vars": env},
+        ).remote(spec.target, dict(spec.kwargs), log)
+        worker = RayWorker(spec.name, actor)
+        self._workers.append(worker)
+        await worker._await(actor.construct.remote(), "start")
+        return worker
+
+    async def close(self) -> None:
+        import ray
+
+        for worker in reversed(self._workers):
+            ray.kill(worker.actor)
+        self._workers.clear()
+        if self._started_ray:
+            await asyncio.to_thread(ray.shutdown)
+            self._started_ray = False

@@ -1,0 +1,389 @@
+"""`train(config)`: checks everything, starts the workers, runs the loop, cleans up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlx.core.agents import Limits
+from rlx.core.config import RunConfig
+from rlx.core.engine import workers
+from rlx.core.engine.checkpoints import latest_checkpoint
+from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.collector import Collector
+from rlx.core.engine.interfaces import Sampling
+from rlx.core.engine.learner_group import LearnerGroup
+from rlx.core.engine.processes import end_descendants
+from rlx.core.engine.publication import Publisher
+from rlx.core.engine.reporting import Reporter
+from rlx.core.engine.rewards import RewardRunner
+from rlx.core.engine.runtime import InlineRuntime, RayRuntime, Runtime, Worker, WorkerSpec
+from rlx.core.engine.trainer import Trainer
+from rlx.core.models import ModelInfo, model_info, resolve_model
+from rlx.core.plugins import PluginSystem
+from rlx.core.preflight import check
+from rlx.core.run import (
+    CONFIG_NAME,
+    FINISHED_NAME,
+    Run,
+    default_folder,
+    make_folder,
+    truncate_metrics,
+    write_json,
+    write_manifest,
+)
+from rlx.core.samplers import BoundSampler
+from rlx.core.selection import Selection, select
+from rlx.core.settings import dump_yaml
+from rlx.core.tasks import TaskSet, load_tasks
+
+_STOP_SECONDS = 9.0
+"""After this long an interrupted run ends whatever it is waiting for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a run leaves behind."""
+
+    folder: Path
+    steps: int
+    metrics: Mapping[str, float]
+    """Of the last step."""
+    reason: str
+    signal: int | None = None
+    """The signal that ended the run, if one did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is known before the first worker starts."""
+
+    config: RunConfig
+    selection: Selection
+    plugins: PluginSystem
+    model: str
+    info: ModelInfo
+    tokenizer: Any
+    tasks: TaskSet
+    context_length: int
+    dtype: str
+    checkpoint: Path | None
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+def train(
+    config: RunConfig,
+    *,
+    plugins: PluginSystem | None = None,
+    resume: bool = False,
+    origins: Mapping[str, str] | None = None,
+) -> TrainResult:
+    """Train as `config` says and return when the run has ended.
+
+    Raises:
+        UsageError: for a mistake in the configuration or the data, before anything is started.
+        ComponentError: when a component failed; the last finished step is then in a checkpoint.
+        EngineError: when a worker failed.
+    """
+    plan = prepare(config, plugins=plugins, resume=resume, origins=origins)
+    return asyncio.run(_Session(plan).run())
+
+
+def prepare(
+    config: RunConfig,
+    *,
+    plugins: PluginSystem | None = None,
+    resume: bool = False,
+    origins: Mapping[str, str] | None = None,
+) -> Plan:
+    """Check names, parameters, files, sizes and the data; start nothing."""
+    if config.output is None:
+        config = config.model_copy(update={"output": default_folder(config, Path("runs"))})
+    assert config.output is not None
+    plugins = plugins or PluginSystem.load(
+        disable=config.plugins.disable, required=config.plugins.required
+    )
+    selection = select(config, plugins)
+    model = resolve_model(config.model)
+    info = model_info(model)
+    check(config, selection, info, resume=resume)
+    plugins.control("rlx_configure", config=config)
+    context_length = min(
+        info.context_length, config.rollout.context_length or info.context_length
+    )
+    tokenizer = _load_tokenizer(model)
+    longest = context_length - config.rollout.max_new_tokens
+    tasks = load_tasks(
+        config.data,
+        tokenizer=tokenizer,
+        max_prompt_tokens=min(config.data.max_prompt_tokens or longest, longest),
+        needs_label=selection.needs_label,
+    )
+    if config.rollout.context_length is None and config.data.max_prompt_tokens is not None:
+        needed = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+        context_length = min(context_length, needed)
+    checkpoint = latest_checkpoint(config.output / "checkpoints") if resume else None
+    return Plan(
+        config=config,
+        selection=selection,
+        plugins=plugins,
+        model=model,
+        info=info,
+        tokenizer=tokenizer,
+        tasks=tasks,
+        context_length=context_length,
+        dtype=info.dtype if config.learner.dtype == "auto" else config.learner.dtype,
+        checkpoint=checkpoint,
+        origins=origins or {},
+    )
+
+
+def _load_tokenizer(model: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)
+
+
+class _Session:
+    """One run from its folder to its last process."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._config = plan.config
+        assert plan.config.output is not None
+        self._folder = plan.config.output.resolve()
+        self._reporter = Reporter([ref.resolve() for ref in plan.selection.trackers])
+        self._runtime: Runtime | None = None
+        self._trainer: Trainer | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._signal: int | None = None
+        self._deadline: threading.Timer | None = None
+
+    async def run(self) -> TrainResult:
+        self._prepare_folder()
+        run = Run(
+            name=self._folder.name,
+            folder=self._folder,
+            config=self._config,
+            start_step=_step(self._plan.checkpoint),
+        )
+        self._watch_signals()
+        error: BaseException | None = None
+        self._reporter.start(run)
+        publisher = Publisher()
+        try:
+            self._plan.plugins.notify("rlx_on_run_start", run=run)
+            self._main = asyncio.ensure_future(self._train(run, publisher))
+            reason = await self._main
+            return self._result(reason)
+        except asyncio.CancelledError:
+            if self._signal is None:
+                raise
+            return self._result(_signal_name(self._signal))
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            publisher.close()
+            if self._runtime is not None:
+                await self._runtime.close()
+            self._reporter.close(error)
+            self._plan.plugins.notify("rlx_on_run_end", run=run, error=error)
+            if self._deadline is not None:
+                self._deadline.cancel()
+
+    def _result(self, reason: str) -> TrainResult:
+        trainer = self._trainer
+        return TrainResult(
+            folder=self._folder,
+            steps=trainer.step if trainer else _step(self._plan.checkpoint),
+            metrics=trainer.metrics if trainer else {},
+            reason=reason,
+            signal=self._signal,
+        )
+
+    def _prepare_folder(self) -> None:
+        make_folder(self._folder)
+        (self._folder / FINISHED_NAME).unlink(missing_ok=True)
+        (self._folder / CONFIG_NAME).write_text(dump_yaml(self._config))
+        truncate_metrics(self._folder, _step(self._plan.checkpoint))
+
+    async def _train(self, run: Run, publisher: Publisher) -> str:
+        learner, reference, engine, rewards, facts = await self._start_workers()
+        self._write_manifest(facts)
+        plan, config = self._plan, self._config
+        trainer = Trainer(
+            run=run,
+            config=config,
+            collector=self._collector(engine, rewards),
+            estimator=plan.selection.estimator.resolve(),
+            learner=learner,
+            reference=reference,
+            engine=engine,
+            publisher=publisher,
+            reporter=self._reporter,
+            plugins=plan.plugins,
+            needs_old_logprobs=workers.needs_old_logprobs(config, plan.selection.requires),
+        )
+        if plan.checkpoint is not None:
+            self._reporter.status(f"resuming from {plan.checkpoint.name}")
+            await trainer.resume(plan.checkpoint)
+        self._trainer = trainer
+        self._reporter.status("training")
+        reason = await trainer.train()
+        if trainer.step >= config.steps:
+            await self._finish(learner, trainer)
+        return reason
+
+    async def _finish(self, learner: LearnerGroup, trainer: Trainer) -> None:
+        if self._config.checkpoint.export:
+            self._reporter.status("exporting the model")
+            await learner.export(str(self._folder / "export"))
+        write_json(self._folder / FINISHED_NAME, {"step": trainer.step, "metrics": trainer.metrics})
+
+    def _collector(self, engine: RolloutClient, rewards: RewardRunner) -> Collector:
+        plan, config = self._plan, self._config
+        sampler = BoundSampler(plan.selection.sampler.resolve(), plan.tasks.tasks, config.seed)
+        return Collector(
+            client=engine,
+            agent=plan.selection.agent.resolve(),
+            scorer=rewards,
+            sampler=sampler,
+            tokenizer=plan.tokenizer,
+            sampling=Sampling(
+                max_new_tokens=config.rollout.max_new_tokens,
+                temperature=config.rollout.temperature,
+                top_p=config.rollout.top_p,
+                top_k=config.rollout.top_k,
+            ),
+            limits=Limits(context_length=plan.context_length),
+            group_size=config.rollout.group_size,
+            seed=config.seed,
+        )
+
+    async def _start_workers(
+        self,
+    ) -> tuple[LearnerGroup, LearnerGroup | None, RolloutClient, RewardRunner, dict[str, Any]]:
+        plan, config = self._plan, self._config
+        learner_specs = workers.learner_specs(config, plan.model, plan.selection, dtype=plan.dtype)
+        reward_specs = workers.reward_specs(config, plan.selection)
+        reference_specs = self._reference_specs()
+        engine_spec = workers.engine_spec(
+            config, plan.model, context_length=plan.context_length, dtype=self._engine_dtype()
+        )
+        specs = [*learner_specs, engine_spec, *reference_specs, *reward_specs]
+        self._runtime = await self._open_runtime(len(specs))
+        started = await self._start_all(specs)
+        learner = LearnerGroup(
+            [started[spec.name] for spec in learner_specs], config.learner, config.seed
+        )
+        reference = (
+            LearnerGroup([started["reference"]], config.learner, config.seed)
+            if reference_specs
+            else None
+        )
+        rewards = RewardRunner(
+            [started[spec.name] for spec in reward_specs], plan.selection.rewards, config.reward
+        )
+        return learner, reference, RolloutClient(started["engine"]), rewards, self._facts
+
+    def _reference_specs(self) -> list[WorkerSpec]:
+        plan, config = self._plan, self._config
+        if not workers.needs_reference(config, plan.selection.requires):
+            return []
+        model = resolve_model(config.kl.reference) if config.kl.reference else plan.model
+        return [workers.reference_spec(config, model, dtype=plan.dtype)]
+
+    def _engine_dtype(self) -> str:
+        return self._plan.dtype if self._config.rollout.dtype == "auto" else self._config.rollout.dtype
+
+    async def _open_runtime(self, count: int) -> Runtime:
+        if self._config.runtime.kind == "inline":
+            return InlineRuntime()
+        self._reporter.status("starting Ray")
+        runtime = RayRuntime(
+            self._config.runtime,
+            logs=self._folder / "logs",
+            workers=count,
+            modules=self._plan.selection.shipped_modules(),
+        )
+        await asyncio.to_thread(runtime.connect)
+        return runtime
+
+    async def _start_all(self, specs: list[WorkerSpec]) -> dict[str, Worker]:
+        """Start workers side by side under Ray, one after the other in one process."""
+        self._facts: dict[str, Any] = {}
+        waiting = {spec.name for spec in specs}
+
+        async def start(spec: WorkerSpec) -> Worker:
+            assert self._runtime is not None
+            worker = await self._runtime.start(spec)
+            self._facts[spec.name] = await worker.call("start")
+            waiting.discard(spec.name)
+            if waiting:
+                self._reporter.status("starting " + ", ".join(sorted(waiting)))
+            return worker
+
+        self._reporter.status("starting " + ", ".join(sorted(waiting)))
+        if isinstance(self._runtime, InlineRuntime):
+            started = [await start(spec) for spec in specs]
+        else:
+            started = await asyncio.gather(*(start(spec) for spec in specs))
+        return {worker.name: worker for worker in started}
+
+    def _write_manifest(self, facts: Mapping[str, Any]) -> None:
+        write_manifest(
+            self._folder,
+            config=self._config,
+            components=self._plan.selection.manifest(),
+            plugins=self._plan.plugins.manifest(),
+            facts={
+                **facts,
+                "tasks": len(self._plan.tasks.tasks),
+                "prompts_too_long": self._plan.tasks.skipped_too_long,
+                "origins": dict(self._plan.origins),
+            },
+        )
+
+    def _watch_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        """First signal: end in order. A second one, or the deadline: end at once."""
+        if self._signal is not None:
+            _end_now(number)
+        self._signal = number
+        self._reporter.status(f"{_signal_name(number)}: ending after the last finished step")
+        self._deadline = threading.Timer(_STOP_SECONDS, _end_now, (number,))
+        self._deadline.daemon = True
+        self._deadline.start()
+        if self._trainer is not None:
+            self._trainer.request_stop(_signal_name(number))
+        elif self._main is not None:
+            self._main.cancel()
+
+
+def _step(checkpoint: Path | None) -> int:
+    from rlx.core.engine.checkpoints import step_of
+
+    return step_of(checkpoint) if checkpoint else 0
+
+
+def _signal_name(number: int) -> str:
+    return "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+
+
+def _end_now(number: int) -> None:
+    """Leave without waiting for anything; the last checkpoint on disk is whole."""
+    end_descendants()
+    os._exit(128 + number)

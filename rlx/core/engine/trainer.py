@@ -1,0 +1,236 @@
+"""The loop of post-training: sample, reward, keep, score, advantage, update, publish, emit."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlx.core.component import Bound
+from rlx.core.config import RunConfig
+from rlx.core.engine.advantages import compute_advantages
+from rlx.core.engine.batches import make_batch
+from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
+from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.collector import Collected, Collector, unwrap
+from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.learner_group import LearnerGroup
+from rlx.core.engine.metrics import advantage_metrics, merge, rollout_metrics, rollout_records
+from rlx.core.engine.publication import Publisher
+from rlx.core.engine.reporting import Reporter
+from rlx.core.errors import RunInterrupted
+from rlx.core.plugins import PluginSystem
+from rlx.core.rollouts import TrainBatch
+from rlx.core.run import Run
+
+_BEFORE_UPDATE = ("rollout", "score", "advantage")
+
+
+class Trainer:
+    """Owns the step counter; every part it drives is handed in."""
+
+    def __init__(
+        self,
+        *,
+        run: Run,
+        config: RunConfig,
+        collector: Collector,
+        estimator: Bound,
+        learner: LearnerGroup,
+        reference: LearnerGroup | None,
+        engine: RolloutClient,
+        publisher: Publisher,
+        reporter: Reporter,
+        plugins: PluginSystem,
+        needs_old_logprobs: bool,
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._collector = collector
+        self._estimator = estimator
+        self._learner = learner
+        self._reference = reference
+        self._engine = engine
+        self._publisher = publisher
+        self._reporter = reporter
+        self._plugins = plugins
+        self._needs_old_logprobs = needs_old_logprobs
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self._saved_step: int | None = None
+        self._phase = "idle"
+        self._times: dict[str, float] = {}
+        self._step_task: asyncio.Task[None] | None = None
+        self._stop_reason: str | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def train(self) -> str:
+        """Run until the last step, a stop request or a plugin's wish; return the reason."""
+        try:
+            while self.step < self._config.steps and self._stop_reason is None:
+                await self._cancellable(self._train_step())
+        except BaseException as error:
+            if self._phase in _BEFORE_UPDATE and not isinstance(error, asyncio.CancelledError):
+                await self.checkpoint()
+            raise unwrap(error) from None
+        await self.checkpoint()
+        return self._stop_reason or f"all {self._config.steps} steps are done"
+
+    async def _train_step(self) -> None:
+        """One training step.
+
+        Consumes tasks from the sampler; produces a new policy version and one line of metrics.
+        Waits for the engine, then rewards, then the learner. Unblocked early by `request_stop`.
+        """
+        started = time.perf_counter()
+        self._times = {}
+        with self._timed("rollout"):
+            collected = await self._collector.collect(self._config.rollout.groups)
+        batch = make_batch(collected.groups)
+        with self._timed("score"):
+            batch = await self._score(batch)
+        with self._timed("advantage"):
+            batch = compute_advantages(self._estimator, batch, collected.groups, self._config)
+        with self._timed("update"):
+            update = await self._learner.update(batch, step=self.step)
+        if update is None:
+            self._phase = "idle"
+            raise RunInterrupted(self._stop_reason or "the update was given up")
+        self.step += 1
+        with self._timed("publish"):
+            await self._publisher.publish(self._learner, self._engine, version=self.step)
+        if self._checkpoint_is_due():
+            with self._timed("checkpoint"):
+                await self.checkpoint()
+        self._emit(collected, batch, update, time.perf_counter() - started)
+        self._phase = "idle"
+
+    async def _score(self, batch: TrainBatch) -> TrainBatch:
+        """Run the forward passes that the selected components require, and no other."""
+        if self._needs_old_logprobs:
+            old = await self._learner.score(batch)
+            batch = dataclasses.replace(batch, old_logprobs=old)
+        elif self._config.algorithm.old_logprobs == "rollout":
+            batch = dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)
+        if self._reference is not None:
+            reference = await self._reference.score(batch)
+            batch = dataclasses.replace(batch, ref_logprobs=reference)
+        return batch
+
+    def _emit(
+        self, collected: Collected, batch: TrainBatch, update: UpdateResult, seconds: float
+    ) -> None:
+        tokens = batch.action_count
+        self._times["rollout"] = collected.rollout_seconds
+        self._times["reward"] = collected.reward_seconds
+        metrics = merge(
+            rollout_metrics(collected.groups),
+            collected.metrics,
+            advantage_metrics(batch),
+            update.metrics,
+            self._publisher.metrics(),
+            {f"time/{name}": value for name, value in self._times.items() if name != "advantage"},
+            {
+                "time/step": seconds,
+                "throughput/rollouts_per_s": batch.sequence_count / seconds,
+                "throughput/tokens_per_s": tokens / seconds,
+            },
+        )
+        metrics |= self._plugins.step_metrics(run=self._run, step=self.step, batch=batch)
+        self.metrics = metrics
+        self._reporter.log(self.step, metrics)
+        if self._config.logging.rollouts:
+            limit = self._config.logging.rollouts_per_step
+            records = rollout_records(collected.groups, batch, update.logprobs, limit=limit)
+            self._reporter.log_samples(self.step, records)
+        self._plugins.notify(
+            "rlx_on_rollouts", run=self._run, step=self.step, groups=collected.groups
+        )
+        self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
+        wish = self._plugins.first(
+            "rlx_should_stop", run=self._run, step=self.step, metrics=metrics
+        )
+        if wish and self._stop_reason is None:
+            self._stop_reason = str(wish)
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self._config.checkpoint.every
+        return bool(every) and self.step % every == 0 and self.step < self._config.steps
+
+    async def checkpoint(self) -> Path | None:
+        """Save the state after the last finished step, once."""
+        if self._saved_step == self.step:
+            return None
+        self._reporter.status("writing a checkpoint")
+        path = await save_checkpoint(
+            self._run.checkpoints,
+            self.step,
+            self._state(),
+            self._write_model,
+            keep=self._config.checkpoint.keep,
+        )
+        self._saved_step = self.step
+        self._plugins.notify("rlx_on_checkpoint", run=self._run, step=self.step, path=path)
+        return path
+
+    async def _write_model(self, folder: str) -> None:
+        await self._learner.save(f"{folder}/policy")
+        await self._learner.export(f"{folder}/model")
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "collector": self._collector.state_dict(),
+            "estimator": self._estimator.state_dict(),
+        }
+
+    async def resume(self, folder: Path) -> None:
+        """Take up the state of a checkpoint and give its weights to the engine."""
+        state = load_state(folder)
+        self._collector.load_state_dict(state["collector"])
+        self._estimator.load_state_dict(state["estimator"])
+        await self._learner.load(str(folder / "policy"))
+        self.step = self._saved_step = step_of(folder)
+        await self._publisher.publish(self._learner, self._engine, version=self.step)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the run to end after the last finished step (called from a signal handler).
+
+        Generation is cancelled; an update gives up if it has not changed a weight yet; anything
+        else takes a moment and is waited for.
+        """
+        if self._stop_reason is not None:
+            return
+        self._stop_reason = reason
+        if self._phase == "update":
+            task = asyncio.get_running_loop().create_task(self._learner.abort())
+            self._background.add(task)
+        elif self._phase in _BEFORE_UPDATE and self._step_task is not None:
+            self._step_task.cancel()
+
+    async def _cancellable(self, step: Any) -> None:
+        """Run one step as a task that `request_stop` can end."""
+        self._step_task = asyncio.get_running_loop().create_task(step)
+        try:
+            await self._step_task
+        except asyncio.CancelledError:
+            if self._stop_reason is None:
+                raise
+            await self._engine.abort()
+        except RunInterrupted:
+            if self._stop_reason is None:
+                raise
+        finally:
+            self._step_task = None
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        self._phase = phase
+        started = time.perf_counter()
+        yield
+        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - started
+
