@@ -32,7 +32,7 @@ class ModelInfo:
     """Where its files lie on this machine; None for a hub model that isn't downloaded yet."""
     architecture: str
     vocab_size: int | None
-    context_length: int | None
+    context_length: int
     dtype: str
     """Of the weights on disk: `float32`, `bfloat16`, …"""
     tied: bool
@@ -161,6 +161,13 @@ def _info(name: str, folder: Path, config: Mapping[str, Any]) -> ModelInfo:
     hidden = first("hidden_size", "n_embd", "d_model")
     head_size = first("head_dim") or (hidden // heads if heads and hidden else None)
     kv_heads = first("num_key_value_heads") or heads
+    context = first("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
+    if not isinstance(context, int):
+        raise UsageError(
+            f"config.json of the model {name} names no context length",
+            where=str(folder / "config.json"),
+            fix='add `"max_position_embeddings": …` to it',
+        )
     exact, stored = _stored(folder)
     tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", True)))
     declared = first("dtype", "torch_dtype") or config.get("dtype") or config.get("torch_dtype")
@@ -169,7 +176,7 @@ def _info(name: str, folder: Path, config: Mapping[str, Any]) -> ModelInfo:
         folder=folder if Path(name).is_dir() else None,
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
         vocab_size=first("vocab_size"),
-        context_length=first("max_position_embeddings", "n_positions", "max_seq_len"),
+        context_length=context,
         dtype=str(stored or declared or "float32").removeprefix("torch."),
         tied=tied,
         hidden_size=hidden,

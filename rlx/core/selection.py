@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlx.core.component import Tags, singular, tags_of
 from rlx.core.config import ComponentConfig, RunConfig
@@ -45,6 +45,16 @@ class Selection:
         """All references, in the order of the configuration."""
         single = (self.estimator, self.loss, self.correction, self.agent, self.sampler)
         return (*single, *(ref for ref, _ in self.rewards), *self.trackers)
+
+    def manifest(self) -> list[dict[str, Any]]:
+        """Provenance of every component, for `manifest.json`."""
+        return [ref.describe() for ref in self.components]
+
+    def shipped_modules(self) -> list[str]:
+        """Files and packages that only the driver has, for Ray's `py_modules`."""
+        from rlx.core.references import shipped_modules
+
+        return [str(path) for path in shipped_modules(self.components)]
 
 
 def select(
