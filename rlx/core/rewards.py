@@ -28,7 +28,7 @@ class RewardInputs:
     prompt: str | Sequence[Message]
     """The task's prompt: text, or chat messages."""
     response: str
-    """What the policy wrote (special tokens skipped); for several turns actions and observations."""
+    """What the policy wrote, special tokens skipped; with several turns, observations too."""
     messages: Sequence[Message] = ()
     """The whole conversation, the response included."""
     label: Any = None

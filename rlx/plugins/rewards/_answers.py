@@ -1,0 +1,134 @@
+r"""Find the final answer in a text, and read plain numbers. Used by the rewards that need it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_CURRENCY = r"(?:\\?\$|[€£¥₹])"
+# Signs may stand before or after the currency sign; a decimal comma is left to math-verify.
+_PLAIN = re.compile(
+    rf"(?P<sign>[-+]?)\s*{_CURRENCY}?\s*(?P<sign2>[-+]?)(?P<digits>{_DIGITS})\s*(?P<percent>\\?%)?\.?"
+)
+# A minus directly after a digit is subtraction, a digit directly after a letter part of a name.
+_LAST = re.compile(
+    rf"(?:(?<![\d)])-)?\\[dt]?frac\{{-?\d+\}}\{{\d+\}}"
+    rf"|(?:(?<![\d)\w])-)?{_CURRENCY}?(?<![\w.])(?:{_DIGITS})(?:\s*/\s*\d+(?![\d.,]*\d))?(?:\s*\\?%)?"
+)
+_INLINE = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_BOXES = ("\\boxed", "\\fbox")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number as it was written: 1,000 or $1.50 or 12%."""
+
+    value: Fraction
+    """Without the percent sign's hundredth."""
+    percent: bool
+    decimals: int
+
+
+def number(text: str) -> Number | None:
+    """Return a plainly written number, or None: commas by thousands, currency and % are read."""
+    found = _PLAIN.fullmatch(text.strip().replace("−", "-").replace("\\!", ""))
+    if found is None or (found["sign"] and found["sign2"]):
+        return None
+    digits = found["digits"].replace(",", "")
+    value = Fraction(digits)
+    if "-" in (found["sign"], found["sign2"]):
+        value = -value
+    return Number(value, found["percent"] is not None, len(digits.partition(".")[2]))
+
+
+def same_number(a: Number, b: Number) -> bool | None:
+    """Whether two plain numbers are equal; None where math-verify's own rules must decide.
+
+    It rounds decimals to six places and lets 50% stand for 50 and for 0.5.
+    """
+    if a.percent or b.percent:
+        return None
+    if a.value == b.value:
+        return True
+    return False if max(a.decimals, b.decimals) <= 5 else None
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last `\boxed{…}` (braces balanced), or None.
+
+    >>> last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    """
+    start = max(text.rfind(box) for box in _BOXES)
+    while start >= 0:
+        content = _braced(text, start + len(_BOXES[0 if text.startswith(_BOXES[0], start) else 1]))
+        if content is not None:
+            return content
+        start = max(text.rfind(box, 0, start) for box in _BOXES)
+    return None
+
+
+def label_answer(label: object) -> str:
+    r"""Return the answer in a label: after `####`, in the last `\boxed{…}`, or all of it.
+
+    Raises `ValueError` for an empty label.
+    """
+    text = str(label)
+    answer = after_hashes(text) or last_boxed(text) or text.strip()
+    if not answer:
+        raise ValueError("the label is empty; there is nothing to compare the response with")
+    inline = _INLINE.fullmatch(answer)
+    return next(group for group in inline.groups() if group).strip() if inline else answer
+
+
+def final_answer(text: str, *, numeric: bool, require_marker: bool = False) -> str | None:
+    """Return the final answer of a response, or None when it has none.
+
+    Args:
+        numeric: the label is a plain number, so without a marker the last number is the answer;
+            otherwise the last formula in `$…$` comes first.
+        require_marker: no marker, no answer.
+    """
+    marked = last_boxed(text)
+    if marked is None:
+        marked = after_hashes(text)
+    if marked is not None or require_marker:
+        return marked or None
+    if not numeric:
+        formulas = [next(g for g in m.groups() if g) for m in _INLINE.finditer(text)]
+        if formulas:
+            return formulas[-1].strip()
+    return last_number(text)
+
+
+def after_hashes(text: str) -> str | None:
+    """Return the rest of the line after the last `####`, or None without one."""
+    _, marker, tail = text.rpartition("####")
+    return tail.strip().partition("\n")[0].strip() if marker else None
+
+
+def last_number(text: str) -> str | None:
+    r"""Return the last number of a text, fractions (`3/4`, `\frac{3}{4}`) in one piece."""
+    last = None
+    for found in _LAST.finditer(text.replace("−", "-")):
+        last = found.group()
+    return last
+
+
+def _braced(text: str, position: int) -> str | None:
+    """Return what stands in the braces that open at `position` (white space before is skipped)."""
+    while position < len(text) and text[position].isspace():
+        position += 1
+    if position >= len(text) or text[position] != "{":
+        return None
+    depth = 0
+    for at in range(position, len(text)):
+        if text[at] == "{":
+            depth += 1
+        elif text[at] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[position + 1 : at].strip()
+    return None
