@@ -28,9 +28,7 @@ def compute_advantages(
         kl_in_reward=config.kl.coef > 0 and config.kl.placement == "reward",
     )
     returns = None if result.returns is None else result.returns.float().numpy()
-    return dataclasses.replace(
-        batch, advantages=result.advantages.float().numpy(), returns=returns
-    )
+    return dataclasses.replace(batch, advantages=result.advantages.float().numpy(), returns=returns)
 
 
 def estimator_inputs(

@@ -77,7 +77,11 @@ def balanced_shares(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 
 def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.asarray(array, dtype) for array in arrays]) if arrays else np.zeros(0, dtype)
+    return (
+        np.concatenate([np.asarray(array, dtype) for array in arrays])
+        if arrays
+        else np.zeros(0, dtype)
+    )
 
 
 def _action_positions(rollout: Rollout) -> np.ndarray:

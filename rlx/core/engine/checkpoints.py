@@ -1,11 +1,11 @@
 """Checkpoints of a run: written aside, verified, renamed; only then are old ones evicted.
 
-    checkpoints/step-000100/
-      state.pt       driver: step, sampler, counters, component state
-      policy/        learner: weights, optimizer, schedule, RNG (DeepSpeed)
-      model/         Hugging Face folder of the policy
-      files.json     size and CRC-32 of every file above, written last
-    checkpoints/latest -> step-000100
+checkpoints/step-000100/
+  state.pt       driver: step, sampler, counters, component state
+  policy/        learner: weights, optimizer, schedule, RNG (DeepSpeed)
+  model/         Hugging Face folder of the policy
+  files.json     size and CRC-32 of every file above, written last
+checkpoints/latest -> step-000100
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ async def save_checkpoint(
         aside.rename(final)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise EngineError(f"can't write the checkpoint {final}: {error.strerror or error}") from error
+        raise EngineError(
+            f"can't write the checkpoint {final}: {error.strerror or error}"
+        ) from error
     _point_latest(root, final)
     _evict(root, keep)
     return final
@@ -107,7 +109,11 @@ def step_of(folder: Path) -> int:
 def _checkpoints(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
-    return [path for path in root.iterdir() if _NAME.search(path.name) and path.is_dir() and not path.is_symlink()]
+    return [
+        path
+        for path in root.iterdir()
+        if _NAME.search(path.name) and path.is_dir() and not path.is_symlink()
+    ]
 
 
 def _index(folder: Path) -> dict[str, tuple[int, int]]:

@@ -116,7 +116,10 @@ class Collector:
 
     async def _group(self, task: Task, number: int, clock: _Clock) -> Group | None:
         rollouts = await asyncio.gather(
-            *(run_agent(self._agent, self._episode(task, number, i)) for i in range(self._group_size))
+            *(
+                run_agent(self._agent, self._episode(task, number, i))
+                for i in range(self._group_size)
+            )
         )
         clock.generated = time.perf_counter()
         scored = await self._scorer.score_group(rollouts)
@@ -157,5 +160,3 @@ def unwrap(error: BaseException) -> BaseException:
             error.exceptions[0],
         )
     return error
-
-

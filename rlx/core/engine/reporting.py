@@ -1,4 +1,4 @@
-"""Tells trackers what happens. A tracker that fails is switched off with a warning; the run goes on."""
+"""Tells trackers what happens; one that fails is switched off with a warning, the run goes on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlx.core.run import Run
 class Reporter:
     """Fan-out to the selected trackers.
 
-    A tracker has `log(step, metrics)` and `close(error)`; `start(run)`, `log_samples(step, records)`
-    and `status(text)` are optional.
+    A tracker has `log(step, metrics)` and `close(error)`; `start(run)`, `status(text)` and
+    `log_samples(step, records)` are optional.
     """
 
     def __init__(self, trackers: Sequence[Bound]) -> None:

@@ -164,7 +164,7 @@ def _redirect_output(log_path: str | None) -> None:
 
 
 async def _picklable_errors(awaitable: Any) -> Any:
-    """Let an error travel with the worker's traceback as a note, since Ray's wrapper replaces it."""
+    """Put the worker's traceback on an error as a note: Ray's wrapper loses it."""
     try:
         return await awaitable
     except Exception as error:

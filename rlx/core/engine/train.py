@@ -114,9 +114,7 @@ def prepare(
     info = model_info(model)
     check(config, selection, info, resume=resume)
     plugins.control("rlx_configure", config=config)
-    context_length = min(
-        info.context_length, config.rollout.context_length or info.context_length
-    )
+    context_length = min(info.context_length, config.rollout.context_length or info.context_length)
     tokenizer = _load_tokenizer(model)
     longest = context_length - config.rollout.max_new_tokens
     tasks = load_tasks(
@@ -301,7 +299,9 @@ class _Session:
         return [workers.reference_spec(config, model, dtype=plan.dtype)]
 
     def _engine_dtype(self) -> str:
-        return self._plan.dtype if self._config.rollout.dtype == "auto" else self._config.rollout.dtype
+        return (
+            self._plan.dtype if self._config.rollout.dtype == "auto" else self._config.rollout.dtype
+        )
 
     async def _open_runtime(self, count: int) -> Runtime:
         if self._config.runtime.kind == "inline":
@@ -380,7 +380,11 @@ def _step(checkpoint: Path | None) -> int:
 
 
 def _signal_name(number: int) -> str:
-    return "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    return (
+        "stopped by Ctrl-C"
+        if number == signal.SIGINT
+        else f"stopped by {signal.Signals(number).name}"
+    )
 
 
 def _end_now(number: int) -> None:

@@ -233,4 +233,3 @@ class Trainer:
         started = time.perf_counter()
         yield
         self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - started
-
