@@ -1,0 +1,86 @@
+"""What an engine's core does, one step at a time, and the checks that both cores share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.errors import EngineError
+
+Key: TypeAlias = int
+"""A running request; request ids are the caller's and may repeat between callers."""
+Finished: TypeAlias = list[tuple[Key, Generation]]
+
+
+class EngineCore(Protocol):
+    """A synchronous engine. Every method runs on the engine's thread.
+
+    An `EngineError` refuses one call and leaves the core usable; any other exception means that the
+    core is broken.
+    """
+
+    def start(self) -> Mapping[str, Any]:
+        """Load the model; returns facts for the manifest."""
+        ...
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise `EngineError` for a request that can't run."""
+        ...
+
+    def add(self, key: Key, request: GenerateRequest) -> None: ...
+
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        ...
+
+    def step(self) -> Finished:
+        """Sample one token for every running request; returns those that finished."""
+        ...
+
+    def abort(self, keys: Sequence[Key]) -> Finished:
+        """End these requests with their partial output."""
+        ...
+
+    def load_weights(self, weights: WeightsFile) -> PublishReport: ...
+
+    def stop(self) -> None: ...
+
+
+def check_request(request: GenerateRequest, *, context_length: int, vocabulary: int) -> None:
+    """Raise `EngineError` when the prompt is empty, too long or has ids outside the vocabulary."""
+    prompt, new = len(request.prompt), request.sampling.max_new_tokens
+    if not prompt:
+        raise EngineError(f"request {request.id} has an empty prompt")
+    if prompt + new > context_length:
+        raise EngineError(
+            f"request {request.id} needs {prompt} prompt + {new} new = {prompt + new} tokens, "
+            f"the engine's context is {context_length}"
+        )
+    smallest, largest = min(request.prompt), max(request.prompt)
+    if smallest < 0 or largest >= vocabulary:
+        bad = smallest if smallest < 0 else largest
+        raise EngineError(f"request {request.id}: token {bad} is not in 0 … {vocabulary - 1}")
+
+
+def end_token_ids(model: str, config: Any) -> tuple[int, ...]:
+    """End-of-sequence tokens of a model: of `generation_config.json` and of the model's config."""
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = [getattr(config, "eos_token_id", None), getattr(text_config, "eos_token_id", None)]
+    path = Path(model, "generation_config.json")
+    if path.is_file():
+        found.append(json.loads(path.read_text()).get("eos_token_id"))
+    return merged(*(_ids(item) for item in found))
+
+
+def _ids(value: int | Sequence[int] | None) -> Sequence[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def merged(*groups: Iterable[int]) -> tuple[int, ...]:
+    """Distinct ids in ascending order."""
+    return tuple(sorted({int(item) for group in groups for item in group}))

@@ -1,0 +1,93 @@
+"""What rlx adds to a vLLM worker (`worker_extension_cls`): new weights in place, and a watchdog."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from rlx.core.engine.interfaces import WeightsFile
+from rlx.core.engine.weights import open_weights
+from rlx.core.errors import EngineError
+
+OWNER_VARIABLE = "RLX_ENGINE_PID"
+"""Process that owns the engine; with tensor parallelism the workers are its children."""
+
+
+class WorkerExtension:
+    """Methods for `collective_rpc`; vLLM mixes them into its worker class."""
+
+    model_runner: Any
+    model_config: Any
+
+    def rlx_load_weights(self, weights: WeightsFile) -> None:
+        """Replace the weights in place.
+
+        Raises:
+            EngineError: the file does not fit the model; the old weights stay.
+        """
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        model = self.model_runner.get_model()
+        with open_weights(weights) as tensors:
+            initialize_layerwise_reload(model)
+            loaded = model.load_weights(iter(tensors.items()))
+            finalize_layerwise_reload(model, self.model_config)
+        repack_tied_heads(model)
+        missing = missing_parameters(model, self.model_config.hf_config, loaded)
+        if missing:
+            raise RuntimeError(f"the published weights lack {', '.join(missing[:5])}")
+
+
+def missing_parameters(model: Any, config: Any, loaded: set[str] | None) -> list[str]:
+    """Parameters that a publication left at their old values."""
+    tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
+    names = {name for name, _ in model.named_parameters()} - (loaded or set())
+    return sorted(name for name in names if not (tied and "lm_head" in name))
+
+
+def repack_tied_heads(model: Any) -> None:
+    """Refresh the packed copy that vLLM's CPU backend keeps of the output head.
+
+    A reload does not touch the head of a model with tied embeddings, and its packed copy would
+    keep the old weights: log-probs off by some hundredths, without any error.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _watch(owner: int) -> None:
+    while True:
+        time.sleep(1.0)
+        if os.getppid() == 1 or not _alive(owner):
+            os._exit(1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _start_watchdog() -> None:
+    """End this worker with its owner: vLLM's children outlive a parent that was killed."""
+    owner = int(os.environ.get(OWNER_VARIABLE, "0"))
+    if owner and owner != os.getpid():
+        threading.Thread(target=_watch, args=(owner,), name="watchdog", daemon=True).start()
+
+
+_start_watchdog()
