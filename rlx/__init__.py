@@ -1,0 +1,109 @@
+"""rlx: a plugin SDK for reinforcement-learning post-training of language models.
+
+The public API is this module's names. They are imported when they are first used, so that
+`import rlx` costs nothing and a reward plugin doesn't load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+API_VERSION = 1
+"""Version of the contracts between rlx and its plugins (`rlx.core.api` lists the changes)."""
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlx.core.agents import Episode, Step, Turn
+    from rlx.core.component import component
+    from rlx.core.config import RunConfig
+    from rlx.core.engine.train import train
+    from rlx.core.errors import ComponentError, UsageError
+    from rlx.core.hookspecs import hookimpl
+    from rlx.core.inputs import (
+        Advantages,
+        CorrectionInputs,
+        EstimatorInputs,
+        LossInputs,
+        LossOutputs,
+    )
+    from rlx.core.plugins import PluginSystem, resolve
+    from rlx.core.references import Bound, ComponentRef
+    from rlx.core.rewards import Reward, RewardInputs
+    from rlx.core.rollouts import Group, Rollout, Task
+    from rlx.core.samplers import Drop
+
+_HOMES = {
+    "Advantages": "rlx.core.inputs",
+    "Bound": "rlx.core.references",
+    "ComponentError": "rlx.core.errors",
+    "ComponentRef": "rlx.core.references",
+    "CorrectionInputs": "rlx.core.inputs",
+    "Drop": "rlx.core.samplers",
+    "Episode": "rlx.core.agents",
+    "EstimatorInputs": "rlx.core.inputs",
+    "Group": "rlx.core.rollouts",
+    "LossInputs": "rlx.core.inputs",
+    "LossOutputs": "rlx.core.inputs",
+    "PluginSystem": "rlx.core.plugins",
+    "Reward": "rlx.core.rewards",
+    "RewardInputs": "rlx.core.rewards",
+    "Rollout": "rlx.core.rollouts",
+    "RunConfig": "rlx.core.config",
+    "Step": "rlx.core.agents",
+    "Task": "rlx.core.rollouts",
+    "Tensor": "torch",
+    "Turn": "rlx.core.agents",
+    "UsageError": "rlx.core.errors",
+    "component": "rlx.core.component",
+    "hookimpl": "rlx.core.hookspecs",
+    "resolve": "rlx.core.plugins",
+    "train": "rlx.core.engine.train",
+}
+
+__all__ = [  # noqa: RUF022 (constants first)
+    "API_VERSION",
+    "__version__",
+    "Advantages",
+    "Bound",
+    "ComponentError",
+    "ComponentRef",
+    "CorrectionInputs",
+    "Drop",
+    "Episode",
+    "EstimatorInputs",
+    "Group",
+    "LossInputs",
+    "LossOutputs",
+    "PluginSystem",
+    "Reward",
+    "RewardInputs",
+    "Rollout",
+    "RunConfig",
+    "Step",
+    "Task",
+    "Tensor",
+    "Turn",
+    "UsageError",
+    "component",
+    "hookimpl",
+    "resolve",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from rlx.core.discovery import own_version
+
+        return own_version() or "0+unknown"
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,15 +1,20 @@
-"""What a component says about itself: kinds, and the tags that `@rlx.component` attaches.
+"""Components: their kinds, the tags that `@rlx.component` attaches, and `Bound`, one ready to call.
 
 Tagging never registers anything: names come from entry points and from `rlx_register_*` hooks.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from rlx.core.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from rlx.core.references import ComponentRef
 
 KINDS: Final = (
     "estimators",
@@ -138,3 +143,76 @@ def tags_of(obj: object) -> Tags:
     """Return what a function, class or instance declares; untagged objects have the defaults."""
     tags = getattr(obj, _ATTRIBUTE, None)
     return tags if isinstance(tags, Tags) else Tags()
+
+
+class Bound:
+    """A component that is ready to be called: a function with its parameters, or an instance.
+
+    Attributes beyond those below are the instance's own. Pickles as its reference plus state.
+    """
+
+    __slots__ = ("_call", "instance", "params", "ref")
+
+    def __init__(self, *, ref: ComponentRef, obj: Any, params: Mapping[str, Any]) -> None:
+        self.ref = ref
+        self.params: dict[str, Any] = dict(params)
+        """Validated, defaults included."""
+        self.instance: Any = obj(**params) if inspect.isclass(obj) else obj
+        """The instance of a class component, else the function."""
+        self._call: Callable[..., Any] = self.instance
+        if not inspect.isclass(obj):
+            self._call = functools.partial(obj, **params)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    @property
+    def name(self) -> str:
+        return self.ref.name
+
+    @property
+    def tags(self) -> Tags:
+        return tags_of(self.instance)
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Passes that the engine must run. An instance's own `requires` goes before its tags',
+        for components whose needs depend on their parameters."""
+        own = getattr(self.instance, "requires", None)
+        return self.tags.requires if own is None or callable(own) else frozenset(own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must carry; empty for a stateless component."""
+        save = getattr(self.instance, "state_dict", None)
+        return dict(save()) if callable(save) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`'s answer. Raises `UsageError` where there is no way to take it."""
+        restore = getattr(self.instance, "load_state_dict", None)
+        if callable(restore):
+            restore(dict(state))
+        elif state:
+            raise UsageError(
+                f"the checkpoint has state for {singular(self.ref.kind)} {self.name!r}, "
+                "which has no load_state_dict",
+                fix="resume with the component that wrote the checkpoint",
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Bound.__slots__:  # unpickling and copying look before __init__ has run
+            raise AttributeError(name)
+        return getattr(self.instance, name)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.params.items())
+        return f"<{singular(self.ref.kind)} {self.name}({inside})>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.ref, self.state_dict())
+
+
+def _rebuild(ref: ComponentRef, state: Mapping[str, Any]) -> Bound:
+    bound = ref.resolve()
+    if state:
+        bound.load_state_dict(state)
+    return bound

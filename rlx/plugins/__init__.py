@@ -1,0 +1,84 @@
+"""The built-in components, offered through the same hooks as anyone's; nothing is imported here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlx.core.hookspecs import hookimpl
+from rlx.core.registry import Registrar
+
+_ESTIMATORS: Final = (
+    "group_norm",
+    "gae",
+    "reinforce",
+    "reinforce_baseline",
+    "rloo",
+    "dr_grpo",
+    "batch_mean",
+    "opo",
+    "gpg",
+    "maxrl",
+    "gdpo",
+    "remax",
+    "grpo_passk",
+    "turn_returns",
+)
+_LOSSES: Final = (
+    "ppo",
+    "gspo",
+    "cispo",
+    "reinforce",
+    "gmpo",
+    "sapo",
+    "dppo_tv",
+    "dppo_kl",
+    "clip_cov",
+    "kl_cov",
+)
+_CORRECTIONS: Final = ("none", "tis", "icepop", "seq_tis", "seq_mask_tis")
+_REWARDS: Final = ("math", "exact_match", "regex", "overlong", "repetition", "stop_properly")
+_AGENTS: Final = ("single_turn",)
+_SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic"}
+_TRACKERS: Final = {"jsonl": "Jsonl", "console": "Console", "tensorboard": "TensorBoard"}
+
+
+def _add_functions(registry: Registrar, names: tuple[str, ...]) -> None:
+    for name in names:
+        registry.add(name, f"rlx.plugins.{registry.kind}.{name}:{name}")
+
+
+@hookimpl
+def rlx_register_estimators(registry: Registrar) -> None:
+    _add_functions(registry, _ESTIMATORS)
+
+
+@hookimpl
+def rlx_register_losses(registry: Registrar) -> None:
+    _add_functions(registry, _LOSSES)
+
+
+@hookimpl
+def rlx_register_corrections(registry: Registrar) -> None:
+    _add_functions(registry, _CORRECTIONS)
+
+
+@hookimpl
+def rlx_register_rewards(registry: Registrar) -> None:
+    _add_functions(registry, _REWARDS)
+
+
+@hookimpl
+def rlx_register_agents(registry: Registrar) -> None:
+    _add_functions(registry, _AGENTS)
+
+
+@hookimpl
+def rlx_register_samplers(registry: Registrar) -> None:
+    for name, attribute in _SAMPLERS.items():
+        registry.add(name, f"rlx.plugins.samplers.{name}:{attribute}")
+
+
+@hookimpl
+def rlx_register_trackers(registry: Registrar) -> None:
+    for name, attribute in _TRACKERS.items():
+        registry.add(name, f"rlx.plugins.trackers.{name}:{attribute}")

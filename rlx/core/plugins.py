@@ -1,0 +1,321 @@
+"""The plugin system: both doors into the registry, and the way from a reference to a component."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rlx.core.component import KINDS, kind_of, singular
+from rlx.core.discovery import (
+    ALLOW_VARIABLE,
+    HOOK_GROUP,
+    STRICT_VARIABLE,
+    PluginDistribution,
+    Selection,
+    check_required,
+    own_version,
+    scan,
+)
+from rlx.core.errors import UsageError
+from rlx.core.hooks import Hooks
+from rlx.core.importing import extend_path, import_file, plugin_traceback
+from rlx.core.references import Bound, ComponentRef
+from rlx.core.registry import BUILTIN, Entry, Provider, Registrar, Registry
+from rlx.core.resolver import checked, file_without_attribute, make_ref, object_name
+
+RLXFILE: Final = "rlxfile.py"
+_systems: dict[tuple[Any, ...], PluginSystem] = {}
+
+
+class PluginWarning(UserWarning):
+    """Something about a plugin that its user should know, and that does not stop the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenPlugin:
+    """A hook plugin that failed while it was loaded."""
+
+    provider: Provider
+    entry_point: str
+    target: str
+    error: str
+
+
+class PluginSystem:
+    """What is installed and switched on. Made by `load`; lives in one process, never pickled."""
+
+    def __init__(self, *, search_path: Iterable[str | Path] = ()) -> None:
+        self.registry = Registry()
+        self.hook = Hooks()
+        self.search_path = tuple(str(Path(folder).resolve()) for folder in search_path)
+        self.builtin = Provider(distribution=BUILTIN, version=own_version(), builtin=True)
+        self.distributions: list[PluginDistribution] = []
+        self.broken: list[BrokenPlugin] = []
+        self.problems: list[str] = []
+        """Every warning that was given while loading."""
+        self.notices: list[str] = []
+        """What the CLI tells once: a project's own rlxfile is in use, for example."""
+
+    @classmethod
+    def load(
+        cls,
+        disable: Collection[str] = (),
+        required: Collection[str] = (),
+        search_path: Iterable[str | Path] | None = None,
+        *,
+        hooks: bool = True,
+        rlxfile: bool = True,
+    ) -> PluginSystem:
+        """Read the metadata of what is installed and import the hook plugins.
+
+        Args:
+            disable: distributions or entry-point names that stay off.
+            required: requirement specifiers that must be installed; raises `UsageError`.
+            search_path: folders for `pkg.mod:attr` beside `sys.path`; the working directory.
+            hooks: import hook plugins; off for listings and completion, which import nothing.
+            rlxfile: use the `rlxfile.py` of the first search folder.
+        """
+        check_required(required)
+        system = cls(search_path=[Path.cwd()] if search_path is None else search_path)
+        selection = Selection(disable)
+        found = scan()
+        extend_path(system.search_path)
+        for warning in selection.unused(found):
+            system._warn(warning)
+        system._register_builtins()
+        for distribution in found:
+            system._take(distribution, selection, hooks=hooks)
+        if hooks and rlxfile and selection.admits("rlxfile"):
+            system._take_rlxfile()
+        return system
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names that can be selected, built-in ones first."""
+        return self.registry.names(kind)
+
+    def ref(
+        self,
+        kind: str,
+        name: Any,
+        params: Mapping[str, Any] | None = None,
+        *,
+        where: str | None = None,
+    ) -> ComponentRef:
+        """Resolve a reference (or an object) and check its parameters; imports what is selected.
+
+        Raises `UsageError`: unknown or ambiguous name, failed import (with the full traceback),
+        unknown parameter or wrong type.
+        """
+        kind, given = kind_of(kind), dict(params or {})
+        if isinstance(name, ComponentRef):
+            return checked(name, name.load(), {**name.params, **given}, where)
+        if not isinstance(name, str):
+            return self._make(kind, object_name(name), name, given, where, None)
+        entry = None if ":" in name else self.registry.find(kind, name, where=where)
+        if entry is not None:
+            return self._make(kind, name, entry.target, given, where, entry.provider)
+        answer = self.hook.first("rlx_resolve", kind=kind, ref=name)
+        if isinstance(answer, ComponentRef):
+            return checked(answer, answer.load(), {**answer.params, **given}, where)
+        if answer is not None:
+            raise UsageError(
+                f"rlx_resolve answered a {type(answer).__name__} for {name!r}",
+                where=where,
+                fix="it returns a ComponentRef or None",
+            )
+        if ":" in name:
+            return self._make(kind, name, name, given, where, None)
+        if name.endswith(".py"):
+            raise file_without_attribute(kind, name, where)
+        raise self.registry.unknown(kind, name, where=where)
+
+    def resolve(
+        self,
+        kind: str,
+        name: Any,
+        params: Mapping[str, Any] | None = None,
+        *,
+        where: str | None = None,
+    ) -> Bound:
+        """Return `ref(…).resolve()`."""
+        return self.ref(kind, name, params, where=where).resolve()
+
+    def notify(self, hook: str, /, **arguments: Any) -> None:
+        """Call an observer hook; an implementation that raises is off for the rest of the run."""
+        if hook == "rlx_on_run_start":
+            self.hook.switch_on()
+        self.hook.notify(hook, **arguments)
+
+    def control(self, hook: str, /, **arguments: Any) -> None:
+        """Call a control hook; exceptions propagate."""
+        self.hook.control(hook, **arguments)
+
+    def first(self, hook: str, /, **arguments: Any) -> Any:
+        """Return the first answer of a hook that is not None; exceptions propagate."""
+        return self.hook.first(hook, **arguments)
+
+    def collect(self, hook: str, /, **arguments: Any) -> list[tuple[str, Any]]:
+        """Return (plugin, answer) of an observer hook's implementations that answered."""
+        return self.hook.collect(hook, **arguments)
+
+    def step_metrics(self, **arguments: Any) -> dict[str, float]:
+        """Return the metrics of `rlx_step_metrics(run, step, batch)`, named `<plugin>/<key>`."""
+        metrics: dict[str, float] = {}
+        for plugin, answer in self.hook.collect("rlx_step_metrics", **arguments):
+            prefix = plugin.partition(":")[0]
+            metrics |= {f"{prefix}/{key}": float(value) for key, value in dict(answer).items()}
+        return metrics
+
+    def manifest(self, refs: Iterable[ComponentRef] = ()) -> dict[str, Any]:
+        """Return the provenance of plugins and of the selected components, JSON-like."""
+        return {
+            "distributions": {
+                item.provider.distribution: item.provider.version for item in self.distributions
+            },
+            "hooks": {name: self.hook.implemented(name) for name in self.hook.plugins()},
+            "broken": [
+                {
+                    "distribution": item.provider.distribution,
+                    "version": item.provider.version,
+                    "entry_point": item.entry_point,
+                    "error": item.error.splitlines()[-1] if item.error else "",
+                }
+                for item in self.broken
+            ],
+            "components": [ref.describe() for ref in refs],
+        }
+
+    def _make(
+        self,
+        kind: str,
+        name: str,
+        source: Any,
+        params: Mapping[str, Any],
+        where: str | None,
+        provider: Provider | None,
+    ) -> ComponentRef:
+        place = source.rpartition(":")[0] if isinstance(source, str) else ""
+        return make_ref(
+            kind,
+            name,
+            source,
+            params=params,
+            where=where,
+            provider=provider or self._owner(place),
+            search_path=self.search_path,
+        )
+
+    def _register_builtins(self) -> None:
+        import rlx.plugins
+
+        self.hook.register(rlx.plugins, BUILTIN)
+        self._collect(BUILTIN, self.builtin)
+
+    def _take(self, distribution: PluginDistribution, selection: Selection, *, hooks: bool) -> None:
+        provider = distribution.provider
+        admitted = [
+            point
+            for point in distribution.entry_points
+            if selection.admits(provider.distribution, point.name)
+        ]
+        if not admitted:
+            return
+        self.distributions.append(replace(distribution, entry_points=tuple(admitted)))
+        for point in admitted:
+            kind = point.group.removeprefix("rlx.")
+            if kind in KINDS:
+                self._take_component(kind, point.name, point.value, provider)
+            elif point.group == HOOK_GROUP and hooks:
+                self._take_hooks(point.name, point.value, provider, point.load)
+
+    def _take_component(self, kind: str, name: str, value: str, provider: Provider) -> None:
+        target = value.partition("[")[0].replace(" ", "")
+        if not all(target.partition(":")[::2]):
+            self._warn(f"{provider}: the {singular(kind)} {name!r} has no target module:attr")
+            return
+        try:
+            self.registry.add(
+                Entry(kind=kind, name=name, target=target, provider=provider, door="entry point")
+            )
+        except UsageError as error:
+            self._warn(str(error))
+
+    def _take_rlxfile(self) -> None:
+        path = Path(self.search_path[0]) / RLXFILE if self.search_path else None
+        if path is None or not path.is_file():
+            return
+        provider = Provider(distribution="rlxfile")
+        self.notices.append(f"using the hooks of {path} (switch off with --no-rlxfile)")
+        self._take_hooks("rlxfile", str(path), provider, lambda: import_file(path))
+
+    def _take_hooks(self, name: str, target: str, provider: Provider, load: Any) -> None:
+        """Import a hook plugin and let it register; a failure is a warning, the rest goes on."""
+        own = provider.distribution
+        label = own if name == own else f"{own}:{name}"
+        try:
+            for oddity in self.hook.register(load(), label):
+                self._warn(f"hook plugin {name!r} of {provider}: {oddity}")
+            self._collect(label, provider)
+        except (Exception, SystemExit) as error:
+            self.hook.unregister(label)
+            text = plugin_traceback(error)
+            if os.environ.get(STRICT_VARIABLE, "") not in ("", "0"):
+                raise UsageError(
+                    f"hook plugin {name!r} of {provider} failed to load:\n\n{text}",
+                    where=f"{STRICT_VARIABLE}=1",
+                    fix=f"repair it, or switch it off with --no-plugin {own}",
+                ) from error
+            self.broken.append(
+                BrokenPlugin(provider=provider, entry_point=name, target=target, error=text)
+            )
+            self._warn(
+                f"hook plugin {name!r} ({target}) of {provider} failed to load and is not used: "
+                f"{type(error).__name__}: {error}; switch it off with --no-plugin {own}, or see "
+                f"the traceback with {STRICT_VARIABLE}=1"
+            )
+
+    def _collect(self, plugin: str, provider: Provider) -> None:
+        for kind in KINDS:
+            for name, function in self.hook.each(f"rlx_register_{kind}"):
+                if name == plugin:
+                    function(registry=Registrar(self.registry, kind, provider))
+
+    def _warn(self, message: str) -> None:
+        self.problems.append(message)
+        warnings.warn(message, PluginWarning, stacklevel=4)
+
+    def _owner(self, module_name: str) -> Provider | None:
+        """Return who provides a module that was named directly, as far as metadata tells."""
+        top = module_name.partition(".")[0]
+        if top == BUILTIN:
+            return self.builtin
+        for item in self.distributions:
+            if any(point.value.startswith((f"{top}.", f"{top}:")) for point in item.entry_points):
+                return item.provider
+        return None
+
+
+def resolve(kind: str, name: Any, /, **params: Any) -> Bound:
+    """Return a component ready to be called, in any process.
+
+    >>> resolve("estimators", "group_norm", eps=1e-9)  # doctest: +SKIP
+    <estimator group_norm(eps=1e-09)>
+    """
+    return default_system().resolve(kind, name, params)
+
+
+def default_system() -> PluginSystem:
+    """Return this process's plugin system for Python users; made once per folder and `sys.path`."""
+    key = (os.environ.get(ALLOW_VARIABLE), str(Path.cwd()), tuple(sys.path))
+    if key not in _systems:
+        system = PluginSystem.load()
+        _systems.clear()
+        # loading extends sys.path: the next call must find the system under the new one
+        key = (*key[:2], tuple(sys.path))
+        _systems[key] = system
+    return _systems[key]
