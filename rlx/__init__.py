@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlx.core.agents import Episode, Step, Turn
-    from rlx.core.component import component
+    from rlx.core.component import Bound, component
     from rlx.core.config import RunConfig
     from rlx.core.engine.train import train
     from rlx.core.errors import ComponentError, UsageError
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
         LossOutputs,
     )
     from rlx.core.plugins import PluginSystem, resolve
-    from rlx.core.references import Bound, ComponentRef
+    from rlx.core.references import ComponentRef
     from rlx.core.rewards import Reward, RewardInputs
     from rlx.core.rollouts import Group, Rollout, Task
     from rlx.core.samplers import Drop
 
 _HOMES = {
     "Advantages": "rlx.core.inputs",
-    "Bound": "rlx.core.references",
+    "Bound": "rlx.core.component",
     "ComponentError": "rlx.core.errors",
     "ComponentRef": "rlx.core.references",
     "CorrectionInputs": "rlx.core.inputs",

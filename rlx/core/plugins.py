@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlx.core.component import KINDS, kind_of, singular
+from rlx.core.component import KINDS, Bound, kind_of, singular
 from rlx.core.discovery import (
     ALLOW_VARIABLE,
     HOOK_GROUP,
@@ -24,7 +24,7 @@ from rlx.core.discovery import (
 from rlx.core.errors import UsageError
 from rlx.core.hooks import Hooks
 from rlx.core.importing import extend_path, import_file, plugin_traceback
-from rlx.core.references import Bound, ComponentRef
+from rlx.core.references import ComponentRef
 from rlx.core.registry import BUILTIN, Entry, Provider, Registrar, Registry
 from rlx.core.resolver import checked, file_without_attribute, make_ref, object_name
 
