@@ -1,0 +1,80 @@
+"""Whether a run folder is free, or holds what `--resume` needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlx.core.run import CONFIG_NAME, FINISHED_NAME, METRICS_NAME, is_finished
+
+Complaint = tuple[str, str]
+"""What is wrong, and what to do."""
+
+
+def check_folder(folder: Path | None, *, steps: int, resume: bool) -> Iterator[Complaint]:
+    """Yield what stands in the way of writing a run of `steps` steps into `folder`."""
+    if folder is None:
+        if resume:
+            yield "--resume needs to know which run to continue", _resumable(Path("runs"))
+        return
+    if folder.exists() and not folder.is_dir():
+        yield f"{folder} is a file", "another --output"
+    elif resume:
+        yield from _check_resume(folder, steps)
+    elif is_finished(folder):
+        yield (
+            f"{folder} holds a finished run of {finished_step(folder)} steps",
+            "another `--output`; or continue it with `--resume` and more `--steps`",
+        )
+    elif _has_run(folder):
+        yield (
+            f"{folder} holds a run that has not finished",
+            "continue it with `--resume`, or choose another `--output`",
+        )
+    elif folder.is_dir() and any(folder.iterdir()):
+        yield f"{folder} is not empty and holds no run of rlx", "an empty or new --output"
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run folder holds at least one checkpoint that was written to its end."""
+    return any((folder / "checkpoints").glob("step-*[0-9]/files.json"))
+
+
+def finished_step(folder: Path) -> int:
+    """Steps of a finished run; 0 when its mark can't be read."""
+    try:
+        return int(json.loads((folder / FINISHED_NAME).read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _check_resume(folder: Path, steps: int) -> Iterator[Complaint]:
+    if not _has_run(folder):
+        yield f"there is no run in {folder} to resume", _resumable(folder.parent)
+    elif is_finished(folder) and finished_step(folder) >= steps:
+        done = finished_step(folder)
+        yield (
+            f"the run in {folder} has already done {done} of {steps} steps",
+            f"more steps to continue it: `--steps {2 * done}`",
+        )
+    elif not has_checkpoint(folder):
+        yield (
+            f"the run in {folder} ended before its first checkpoint, so there is nothing to resume",
+            "start again with another `--output`; `--checkpoint-every N` keeps more",
+        )
+
+
+def _has_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (CONFIG_NAME, METRICS_NAME, "checkpoints"))
+
+
+def _resumable(root: Path) -> str:
+    runs = [path.parent for path in root.glob(f"*/{CONFIG_NAME}")] if root.is_dir() else []
+    runs = [path for path in runs if has_checkpoint(path) and not is_finished(path)]
+    runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    if not runs:
+        return "no run under that folder has a checkpoint: start one without --resume"
+    return f"`--output {runs[0]} --resume`" + (
+        f" (also: {', '.join(map(str, runs[1:4]))})" if len(runs) > 1 else ""
+    )

@@ -1,0 +1,132 @@
+"""Arithmetic of a run: batches, optimizer steps, bytes of memory and disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.core.config import RunConfig
+from rlx.core.models import ModelInfo
+
+GIB = 2**30
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ADAM = 8
+"""Bytes of the two float32 moments of one parameter."""
+_MASTER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """How many of what one training step handles."""
+
+    tasks: int
+    rollouts: int
+    new_tokens: int
+    """At most, over the batch."""
+    sequence_tokens: int
+    """Longest sequence: prompt and response."""
+    minibatch: int
+    """Rollouts per optimizer step."""
+    updates: int
+    """Optimizer steps per training step."""
+    micro_batches: int
+    """Per optimizer step and rank, at most (all sequences as long as they can be)."""
+
+
+def batch_sizes(config: RunConfig, context_length: int) -> BatchSizes:
+    """Batch arithmetic for a model with that context length."""
+    sequence = longest_sequence(config, context_length)
+    minibatch = min(config.learner.minibatch_size or config.batch_size, config.batch_size)
+    per_rank = -(-minibatch // config.learner.ranks)
+    fitting = max(config.learner.token_budget // sequence, 1)
+    return BatchSizes(
+        tasks=config.rollout.groups,
+        rollouts=config.batch_size,
+        new_tokens=config.batch_size * config.rollout.max_new_tokens,
+        sequence_tokens=sequence,
+        minibatch=minibatch,
+        updates=config.updates_per_step,
+        micro_batches=-(-per_rank // fitting),
+    )
+
+
+def longest_sequence(config: RunConfig, context_length: int) -> int:
+    """Tokens of the longest rollout that the settings allow."""
+    context = min(context_length, config.rollout.context_length or context_length)
+    if config.data.max_prompt_tokens is None:
+        return context
+    return min(context, config.data.max_prompt_tokens + config.rollout.max_new_tokens)
+
+
+def learner_dtype(config: RunConfig, info: ModelInfo) -> str:
+    """Data type that the policy is trained in."""
+    return info.dtype if config.learner.dtype == "auto" else config.learner.dtype
+
+
+def engine_dtype(config: RunConfig, info: ModelInfo) -> str:
+    """Data type that rollouts are made in."""
+    chosen = config.rollout.dtype
+    return learner_dtype(config, info) if chosen == "auto" else chosen
+
+
+def weight_bytes(parameters: int, dtype: str) -> int:
+    return parameters * _BYTES.get(dtype, 4)
+
+
+def training_bytes(config: RunConfig, info: ModelInfo, parameters: int) -> int:
+    """Weights, gradients, float32 master copy and Adam moments on *one* rank, ZeRO considered."""
+    dtype, ranks = learner_dtype(config, info), config.learner.ranks
+    weights = gradients = weight_bytes(parameters, dtype)
+    optimizer = parameters * (_ADAM + (0 if dtype == "float32" else _MASTER))
+    stage = zero_stage(config, info)
+    if stage >= 1:
+        optimizer //= ranks
+    if stage >= 2:
+        gradients //= ranks
+    if stage >= 3:
+        weights //= ranks
+    return weights + gradients + optimizer
+
+
+def zero_stage(config: RunConfig, info: ModelInfo) -> int:
+    """The configured ZeRO stage, else 0 for one float32 rank and 1 otherwise."""
+    if config.learner.zero_stage is not None:
+        return config.learner.zero_stage
+    alone = config.learner.ranks == 1 and learner_dtype(config, info) == "float32"
+    return 0 if alone else 1
+
+
+def activation_bytes(config: RunConfig, info: ModelInfo) -> int:
+    """Estimate for one micro-batch: some 34 values of width h per token and layer (16 recomputed
+    to 1 under gradient checkpointing), and the float32 logits with their gradient.
+
+    Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models".
+    """
+    tokens = max(config.learner.token_budget, longest_sequence(config, info.context_length))
+    width = (info.hidden_size or 0) * _BYTES.get(learner_dtype(config, info), 4)
+    per_layer = 2 if config.learner.gradient_checkpointing else 17
+    chunk = config.learner.logprob_chunk
+    head = (min(tokens, chunk) if chunk else tokens) * (info.vocab_size or 0) * 4 * 2
+    return tokens * width * per_layer * (info.layers or 0) + head
+
+
+def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int | None:
+    """Keys and values of one token over all layers; None when the config doesn't say."""
+    if info.layers is None or info.kv_width is None:
+        return None
+    return 2 * info.layers * info.kv_width * _BYTES.get(dtype, 2)
+
+
+def checkpoint_bytes(config: RunConfig, info: ModelInfo, parameters: int) -> int:
+    """One checkpoint on disk: weights and optimizer to continue from, and a model folder."""
+    dtype = learner_dtype(config, info)
+    master = 0 if dtype == "float32" else _MASTER
+    return 2 * weight_bytes(parameters, dtype) + parameters * (_ADAM + master)
+
+
+def gib(count: float) -> str:
+    """Bytes as a person reads them.
+
+    >>> gib(3 * 2**30), gib(5 * 2**20)
+    ('3.0 GiB', '5.0 MiB')
+    """
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
