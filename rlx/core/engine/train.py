@@ -247,7 +247,12 @@ class _Session:
 
     def _collector(self, engine: RolloutClient, rewards: RewardRunner) -> Collector:
         plan, config = self._plan, self._config
-        sampler = BoundSampler(plan.selection.sampler.resolve(), plan.tasks.tasks, config.seed)
+        sampler = BoundSampler(
+            plan.selection.sampler.resolve(),
+            plan.tasks.tasks,
+            config.seed,
+            shuffle=config.data.shuffle,
+        )
         return Collector(
             client=engine,
             agent=plan.selection.agent.resolve(),

@@ -1,0 +1,204 @@
+"""`rlx runs`: what is on disk — list, show, rollouts. Reads files only; imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.run import CONFIG_NAME, MANIFEST_NAME, METRICS_NAME, is_finished
+from rlx.core.yaml_text import parse_file
+
+app = typer.Typer(
+    help="Runs on disk: list them, look at one, read its rollouts.", no_args_is_help=True
+)
+_console = Console(highlight=False)
+_KEY_METRICS = (
+    "reward/mean",
+    "reward/std",
+    "rollout/length_mean",
+    "rollout/truncated_rate",
+    "policy/entropy",
+    "policy/grad_norm",
+    "policy/kl_ref",
+    "mismatch/logprob_abs_mean",
+    "throughput/rollouts_per_s",
+    "throughput/tokens_per_s",
+    "time/step",
+)
+
+RootOption = Annotated[Path, typer.Option("--root", help="Folder that holds the runs.")]
+RunArgument = Annotated[str, typer.Argument(help="Run folder, or its name under --root.")]
+
+
+@app.command("list")
+def list_runs(root: RootOption = Path("runs")) -> None:
+    """List the runs under a folder with their last step and reward."""
+    folders = sorted(path.parent for path in root.glob(f"*/{CONFIG_NAME}"))
+    if not folders:
+        _console.print(f"no runs under {root}/; start one with: rlx train")
+        return
+    table = Table("run", "state", "steps", "reward first → last", "model", "estimator × loss")
+    for folder in folders:
+        table.add_row(*_summary(folder))
+    _console.print(table)
+    _console.print(f"next: rlx runs show {folders[-1].name}", style="dim")
+
+
+@app.command()
+def show(run: RunArgument, root: RootOption = Path("runs")) -> None:
+    """Show one run: what it was, how it went, what it left behind."""
+    folder = find_run(run, root)
+    records = list(_records(folder / METRICS_NAME))
+    _console.print(_description(folder))
+    if records:
+        _console.print(_metrics_table(records))
+        from rlx.plugins.trackers.console import learning_curve
+
+        points = [(record["step"], record.get("reward/mean") or 0.0) for record in records]
+        if len(points) > 1:
+            _console.print(learning_curve(points, width=min(_console.width, 80)), markup=False)
+    checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+    _console.print(f"checkpoints: {', '.join(checkpoints) or 'none'}")
+    following = f"rlx runs rollouts {run}"
+    if not is_finished(folder):
+        following = f"rlx train -c {folder / CONFIG_NAME} --resume"
+    _console.print(f"next: {following}", style="dim")
+
+
+@app.command()
+def rollouts(
+    run: RunArgument,
+    root: RootOption = Path("runs"),
+    step: Annotated[int | None, typer.Option(help="Training step; unset: the last one.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many to show.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")] = False,
+) -> None:
+    """Read sampled rollouts of a step: prompt, response, rewards, advantage, log-prob gap."""
+    folder = find_run(run, root)
+    steps = {
+        int(path.stem.split("-")[1]): path for path in (folder / "rollouts").glob("step-*.jsonl")
+    }
+    if not steps:
+        raise UsageError(
+            f"{folder} holds no rollouts",
+            where="logging.rollouts",
+            fix="train with it on (default)",
+        )
+    chosen = max(steps) if step is None else step
+    if chosen not in steps:
+        raise UsageError(
+            f"no rollouts of step {chosen}",
+            where="--step",
+            fix=f"choose one of {min(steps)} … {max(steps)}",
+        )
+    for record in list(_records(steps[chosen]))[:count]:
+        if as_json:
+            print(json.dumps(record, ensure_ascii=False))
+        else:
+            _console.print(_rollout_panel(record))
+    if not as_json:
+        _console.print(
+            f"next: rlx runs rollouts {run} --step {min(steps)}  (the first)", style="dim"
+        )
+
+
+def find_run(name: str, root: Path) -> Path:
+    """The folder of a run given by path or by name; raises `UsageError` when there is none."""
+    for folder in (Path(name), root / name):
+        if (folder / CONFIG_NAME).is_file():
+            return folder
+    known = [path.parent.name for path in root.glob(f"*/{CONFIG_NAME}")]
+    hint = did_you_mean(name, known) or "rlx runs list shows what there is"
+    raise UsageError(f"there is no run '{name}' (looked here and under {root}/)", fix=hint)
+
+
+def _summary(folder: Path) -> tuple[str, ...]:
+    config = _config(folder)
+    rewards = [record.get("reward/mean") for record in _records(folder / METRICS_NAME)]
+    curve = f"{rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards and None not in rewards else "–"
+    state = "finished" if is_finished(folder) else "unfinished"
+    algorithm = f"{_name(config.get('estimator'))} × {_name(config.get('loss'))}"
+    steps = f"{len(rewards)}/{config.get('steps', '?')}"
+    return folder.name, state, steps, curve, str(config.get("model", "?")), algorithm
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_NAME
+    return parse_file(path.read_text(encoding="utf-8"), str(path))[0] or {}
+
+
+def _name(component: Any) -> str:
+    return str(component.get("name")) if isinstance(component, Mapping) else str(component)
+
+
+def _description(folder: Path) -> Table:
+    manifest = {}
+    if (folder / MANIFEST_NAME).is_file():
+        manifest = json.loads((folder / MANIFEST_NAME).read_text())
+    name, state, steps, curve, model, algorithm = _summary(folder)
+    versions = manifest.get("versions", {})
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("run", f"{name} ({state})"),
+        ("folder", str(folder)),
+        ("model", model),
+        ("algorithm", algorithm),
+        ("steps", steps),
+        ("reward", curve),
+        ("created", str(manifest.get("created", "?"))),
+        ("versions", ", ".join(f"{key} {value}" for key, value in versions.items())),
+    ):
+        table.add_row(Text(label, style="dim"), Text(value))
+    return table
+
+
+def _metrics_table(records: list[dict[str, Any]]) -> Table:
+    table = Table("metric", "first", "last", "best" if len(records) > 1 else "")
+    for name in _KEY_METRICS:
+        values = [record[name] for record in records if record.get(name) is not None]
+        if values:
+            best = f"{max(values):.4g}" if name == "reward/mean" else ""
+            table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", best)
+    return table
+
+
+def _rollout_panel(record: Mapping[str, Any]) -> Panel:
+    parts = "  ".join(f"{name} {value:.3f}" for name, value in record["parts"].items())
+    body = Text()
+    body.append(_prompt_text(record["prompt"]), style="dim")
+    body.append("\n→ ")
+    body.append(str(record["response"]), style="bold")
+    body.append(
+        f"\n\nreward {record['reward']:.3f} ({parts})  label {record['label']}  "
+        f"advantage {record['advantage']:+.3f}  log-prob gap {record['logprob_gap']:.1e}",
+        style="cyan",
+    )
+    title = (
+        f"step {record['step']}  group {record['group']}.{record['index']}  {record['task']}  "
+        f"{record['tokens']} tokens, {record['finish_reason']}, version {record['version']}"
+    )
+    return Panel(body, title=title, title_align="left")
+
+
+def _prompt_text(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return  # a line that was cut off by a kill

@@ -1,0 +1,76 @@
+"""Checkpoints: whole or absent, verified, evicted last."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rlx.core.engine.checkpoints import (
+    damage,
+    latest_checkpoint,
+    load_state,
+    save_checkpoint,
+    step_of,
+)
+from rlx.core.errors import EngineError, UsageError
+
+
+async def write_two_files(folder: str) -> None:
+    for name in ("policy", "model"):
+        path = Path(folder) / name
+        path.mkdir()
+        (path / "weights").write_bytes(b"w" * 100)
+
+
+def save(root: Path, step: int, *, keep: int = 2, write=write_two_files, state=None) -> Path:
+    return asyncio.run(save_checkpoint(root, step, state or {"step": step}, write, keep=keep))
+
+
+def test_state_comes_back(tmp_path: Path):
+    state = {"step": 3, "collector": {"next_group": 7, "sampler": {"order": [1, 2]}}}
+    folder = save(tmp_path, 3, state=state)
+    assert load_state(folder) == state
+    assert step_of(folder) == 3
+    assert (tmp_path / "latest").resolve() == folder.resolve()
+
+
+def test_old_checkpoints_go_after_the_new_one_is_whole(tmp_path: Path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=2)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000002", "step-000003"]
+
+
+def test_failed_write_leaves_the_earlier_checkpoint(tmp_path: Path):
+    save(tmp_path, 1)
+
+    async def full_disk(folder: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(EngineError, match="No space left on device"):
+        save(tmp_path, 2, keep=1, write=full_disk)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("harm", ["truncate", "change", "remove", "index"])
+def test_damaged_checkpoint_is_passed_over(tmp_path: Path, harm: str):
+    save(tmp_path, 1)
+    folder = save(tmp_path, 2)
+    weights = folder / "policy" / "weights"
+    if harm == "truncate":
+        weights.write_bytes(b"w" * 50)
+    elif harm == "change":
+        weights.write_bytes(b"x" * 100)
+    elif harm == "remove":
+        weights.unlink()
+    else:
+        (folder / "files.json").write_text("{")
+    assert damage(folder)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
+
+
+def test_folder_without_a_step_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="not a checkpoint"):
+        step_of(tmp_path)

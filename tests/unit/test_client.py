@@ -1,0 +1,82 @@
+"""The rollout client: one worker call for the requests of one turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import pytest
+
+from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.interfaces import GenerateRequest, Generation, Sampling
+from rlx.core.errors import EngineError
+
+SAMPLING = Sampling(max_new_tokens=4)
+
+
+class ScriptedWorker:
+    name = "engine"
+
+    def __init__(self, *, forget: bool = False, fail: bool = False) -> None:
+        self.calls: list[list[GenerateRequest]] = []
+        self.forget = forget
+        self.fail = fail
+
+    async def stream(self, method: str, requests: Sequence[GenerateRequest]) -> AsyncIterator:
+        self.calls.append(list(requests))
+        if self.fail:
+            raise EngineError("the engine is gone")
+        for request in reversed(requests):
+            await asyncio.sleep(0)
+            if not self.forget:
+                yield [answer(request)]
+
+
+def answer(request: GenerateRequest) -> Generation:
+    return Generation(
+        request_id=request.id,
+        tokens=np.array([request.seed], np.int32),
+        logprobs=np.zeros(1, np.float32),
+        finish_reason="stop",
+        version=0,
+    )
+
+
+async def ask(client: RolloutClient, seeds: Sequence[int]) -> list[int]:
+    replies = await asyncio.gather(*(client.generate([1], SAMPLING, seed) for seed in seeds))
+    return [int(reply.tokens[0]) for reply in replies]
+
+
+def test_concurrent_requests_are_one_call_in_order():
+    worker = ScriptedWorker()
+    assert asyncio.run(ask(RolloutClient(worker), range(50))) == list(range(50))
+    assert [[request.seed for request in call] for call in worker.calls] == [list(range(50))]
+
+
+def test_later_requests_are_a_call_of_their_own():
+    worker = ScriptedWorker()
+
+    async def twice() -> None:
+        client = RolloutClient(worker)
+        await ask(client, [1, 2])
+        await ask(client, [3])
+
+    asyncio.run(twice())
+    assert [len(call) for call in worker.calls] == [2, 1]
+
+
+def test_engine_error_reaches_every_caller():
+    client = RolloutClient(ScriptedWorker(fail=True))
+
+    async def outcomes() -> list[BaseException]:
+        return await asyncio.gather(
+            *(client.generate([1], SAMPLING, seed) for seed in range(3)), return_exceptions=True
+        )
+
+    assert [str(error) for error in asyncio.run(outcomes())] == ["the engine is gone"] * 3
+
+
+def test_unanswered_request_is_an_error():
+    with pytest.raises(EngineError, match="1 requests unanswered"):
+        asyncio.run(ask(RolloutClient(ScriptedWorker(forget=True)), [1]))

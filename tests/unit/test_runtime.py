@@ -1,0 +1,128 @@
+"""Both runtimes host the same plain class; errors keep their type and name the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlx.core.config import RuntimeConfig
+from rlx.core.engine.runtime import InlineRuntime, RayRuntime, Runtime, WorkerSpec
+from rlx.core.errors import ComponentError, EngineError, UsageError
+
+
+class Counter:
+    """A worker with every kind of method."""
+
+    def __init__(self, start: int) -> None:
+        self.value = start
+        self.aborted = False
+        self.thread = threading.get_ident()
+
+    def add(self, amount: int) -> int:
+        assert threading.get_ident() == self.thread
+        self.value += amount
+        return self.value
+
+    async def add_later(self, amount: int, *, delay: float = 0.0) -> int:
+        await asyncio.sleep(delay)
+        return self.value + amount
+
+    async def count(self, until: int) -> AsyncIterator[int]:
+        for number in range(until):
+            yield number
+
+    def wait_for_abort(self) -> bool:
+        deadline = time.monotonic() + 20
+        while not self.aborted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def fail(self) -> None:
+        raise UsageError("bad value", where="--x", fix="write y")
+
+    def fail_otherwise(self) -> None:
+        raise ComponentError("reward 'math' raised")
+
+    def die(self) -> None:
+        import os
+
+        os._exit(3)
+
+
+SPEC = WorkerSpec(
+    name="counter",
+    target="test_runtime:Counter",
+    kwargs={"start": 5},
+    env={"PYTHONPATH": str(Path(__file__).parent)},
+)
+
+
+def exercise(runtime: Runtime) -> dict[str, object]:
+    async def use() -> dict[str, object]:
+        worker = await runtime.start(SPEC)
+        seen: dict[str, object] = {}
+        try:
+            seen["sync"] = await worker.call("add", 2)
+            seen["async"] = await worker.call("add_later", 1, delay=0.01)
+            seen["stream"] = [item async for item in worker.stream("count", 3)]
+            waiting = asyncio.ensure_future(worker.call("wait_for_abort"))
+            await asyncio.sleep(0.1)
+            await worker.now("abort")
+            seen["aborted"] = await waiting
+            for method in ("fail", "fail_otherwise"):
+                with pytest.raises((UsageError, ComponentError)) as caught:
+                    await worker.call(method)
+                seen[method] = caught.value
+        finally:
+            await runtime.close()
+        return seen
+
+    return asyncio.run(use())
+
+
+def check(seen: dict[str, object]) -> None:
+    assert seen["sync"] == 7
+    assert seen["async"] == 8
+    assert seen["stream"] == [0, 1, 2]
+    assert seen["aborted"] is True
+    error = seen["fail"]
+    assert isinstance(error, UsageError)
+    assert (error.what, error.where, error.fix) == ("bad value", "--x", "write y")
+    assert isinstance(seen["fail_otherwise"], ComponentError)
+
+
+def test_inline_runtime_runs_a_worker():
+    check(exercise(InlineRuntime()))
+
+
+@pytest.fixture
+def ray_runtime(tmp_path: Path) -> Iterator[RayRuntime]:
+    runtime = RayRuntime(RuntimeConfig(), logs=tmp_path, workers=1)
+    runtime.connect()
+    yield runtime
+    asyncio.run(runtime.close())
+
+
+@pytest.mark.engine
+def test_ray_runtime_runs_a_worker(ray_runtime: RayRuntime):
+    seen = exercise(ray_runtime)
+    check(seen)
+    assert "fail_otherwise" in str(getattr(seen["fail_otherwise"], "__notes__", ""))
+
+
+@pytest.mark.engine
+def test_dead_actor_is_named(ray_runtime: RayRuntime):
+    async def kill() -> None:
+        worker = await ray_runtime.start(SPEC)
+        with pytest.raises(EngineError, match="'counter' died during 'die'"):
+            await worker.call("die")
+
+    asyncio.run(kill())
