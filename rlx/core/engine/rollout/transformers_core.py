@@ -1,0 +1,327 @@
+"""Sampling with a plain transformers model as an engine core.
+
+Requests run in static batches of `max_running` in the order of their arrival: one prefill in which equal
+prompts are computed once, then one token a step for the rows that still run.
+
+Legend: B rows, P width of the left-padded prompts, L longest continuation, U distinct prompts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.engine.rollout.core import Finished, Key, check_request, end_token_ids, merged
+from rlx.core.engine.rollout.sampling import processed_logprobs, sample
+from rlx.core.engine.weights import open_weights
+from rlx.core.errors import EngineError
+from rlx.core.rollouts import FinishReason
+
+PREFILL_TOKENS = 2**16
+"""Most positions, padding included, of one prefill."""
+
+
+class TransformersCore:
+    """Samples with `AutoModelForCausalLM`, on the GPU when there is one."""
+
+    def __init__(
+        self, *, model: str, max_running: int, context_length: int, dtype: str, threads: int
+    ) -> None:
+        self._path = model
+        self._max_running = max_running
+        self._context_length = context_length
+        self._dtype = dtype
+        self._threads = threads
+        self._model: Any = None
+        self._end_tokens: tuple[int, ...] = ()
+        self._version = 0
+        self._waiting: deque[tuple[Key, GenerateRequest, int]] = deque()
+        self._batch: _Batch | None = None
+
+    def start(self) -> Mapping[str, Any]:
+        import transformers
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(self._threads)
+        with _without_zero3():
+            model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = model.eval().requires_grad_(False).to(device)
+        self._end_tokens = end_token_ids(self._path, model.config)
+        return {
+            "engine": "transformers",
+            "engine_version": transformers.__version__,
+            "context_length": self._context_length,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "end_tokens": list(self._end_tokens),
+            "threads": self._threads,
+        }
+
+    def check(self, request: GenerateRequest) -> None:
+        vocabulary = self._model.config.get_text_config().vocab_size
+        check_request(request, context_length=self._context_length, vocabulary=vocabulary)
+
+    def add(self, key: Key, request: GenerateRequest) -> None:
+        self._waiting.append((key, request, self._version))
+
+    def busy(self) -> bool:
+        return bool(self._waiting) or self._batch is not None
+
+    @torch.no_grad()
+    def step(self) -> Finished:
+        if self._batch is None:
+            self._batch = _Batch(self._model, self._admit(), self._end_tokens)
+        finished = self._batch.step()
+        if not len(self._batch):
+            self._batch = None
+        return finished
+
+    def _admit(self) -> list[tuple[Key, GenerateRequest, int]]:
+        admitted: list[tuple[Key, GenerateRequest, int]] = []
+        prompts: set[tuple[int, ...]] = set()
+        width = 0
+        while self._waiting and len(admitted) < self._max_running:
+            prompt = tuple(self._waiting[0][1].prompt)
+            width = max(width, len(prompt))
+            prompts.add(prompt)
+            if admitted and len(prompts) * width > PREFILL_TOKENS:
+                break
+            admitted.append(self._waiting.popleft())
+        return admitted
+
+    def abort(self, keys: Sequence[Key]) -> Finished:
+        wanted = set(keys)
+        ended = [
+            (key, _generation(request, version, (), (), "abort"))
+            for key, request, version in self._waiting
+            if key in wanted
+        ]
+        self._waiting = deque(item for item in self._waiting if item[0] not in wanted)
+        if self._batch is not None:
+            ended += self._batch.abort(wanted)
+            if not len(self._batch):
+                self._batch = None
+        return ended
+
+    @torch.no_grad()
+    def load_weights(self, weights: WeightsFile) -> PublishReport:
+        started = time.perf_counter()
+        with open_weights(weights) as tensors:
+            _copy_weights(self._model, tensors)
+        if self._batch is not None:
+            self._batch.recompute_cache()
+        self._version = weights.version
+        return PublishReport(
+            version=weights.version,
+            seconds=time.perf_counter() - started,
+            bytes=weights.bytes,
+            checksum=weights.checksum,
+        )
+
+    def stop(self) -> None:
+        self._model = self._batch = None
+        self._waiting.clear()
+
+
+class _Batch:
+    """Rows that started together; row i of every tensor belongs to `self._rows[i]`."""
+
+    def __init__(
+        self,
+        model: Any,
+        rows: list[tuple[Key, GenerateRequest, int]],
+        end_tokens: Sequence[int],
+    ) -> None:
+        self._model = model
+        self._rows = rows
+        device = model.device
+        samplings = [request.sampling for _, request, _ in rows]
+        prompts = [request.prompt for _, request, _ in rows]
+        self._width = max(len(prompt) for prompt in prompts)
+        self._done = 0
+        longest = max(item.max_new_tokens for item in samplings)
+        size = (len(rows), self._width + longest)
+        # ids, mask: [B, P + L], prompts left-padded so that all rows write the same column.
+        self._ids = torch.zeros(size, dtype=torch.int64)
+        self._mask = torch.ones(size, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            start = self._width - len(prompt)
+            self._ids[row, start : self._width] = torch.as_tensor(prompt)
+            self._mask[row, :start] = 0
+        self._ids, self._mask = self._ids.to(device), self._mask.to(device)
+        self._logprobs = torch.zeros(len(rows), longest, device=device)
+        self._uniforms = _uniforms([request.seed for _, request, _ in rows], longest).to(device)
+        self._greedy = torch.tensor([item.temperature == 0 for item in samplings], device=device)
+        self._limits = torch.tensor([item.max_new_tokens for item in samplings], device=device)
+        self._stops = _stop_table(
+            [merged(end_tokens, item.stop_token_ids) for item in samplings]
+        ).to(device)
+        self._cache: Any = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def step(self) -> Finished:
+        """Sample one token per row; finished rows leave the batch."""
+        logits = self._prefill() if self._done == 0 else self._decode()
+        samplings = [request.sampling for _, request, _ in self._rows]
+        tokens, logprobs = sample(
+            processed_logprobs(logits, samplings), self._uniforms[:, self._done], self._greedy
+        )
+        self._ids[:, self._width + self._done] = tokens
+        self._logprobs[:, self._done] = logprobs
+        self._done += 1
+        stopped = (self._stops == tokens[:, None]).any(1)
+        ended = stopped | (self._limits <= self._done)
+        if not ended.any():
+            return []
+        reasons = {
+            row: "stop" if stop else "length"
+            for row, (stop, end) in enumerate(zip(stopped.tolist(), ended.tolist(), strict=True))
+            if end
+        }
+        return self._remove(reasons)
+
+    def abort(self, keys: set[Key]) -> Finished:
+        return self._remove(
+            {row: "abort" for row, (key, _, _) in enumerate(self._rows) if key in keys}
+        )
+
+    def recompute_cache(self) -> None:
+        """Recompute keys and values of everything so far, after a change of the weights."""
+        if self._done:
+            self._cache = self._forward(
+                slice(0, self._width + self._done - 1), None
+            ).past_key_values
+
+    def _prefill(self) -> torch.Tensor:
+        """Logits [B, V] after the prompts; equal prompts share one row of the computation."""
+        first: dict[tuple[int, ...], int] = {}
+        index = [
+            first.setdefault(tuple(request.prompt), len(first)) for _, request, _ in self._rows
+        ]
+        representative = torch.tensor(
+            [index.index(row) for row in range(len(first))], device=self._ids.device
+        )
+        output = self._forward(slice(0, self._width), None, rows=representative)
+        expand = torch.tensor(index, device=self._ids.device)
+        self._cache = output.past_key_values
+        self._cache.batch_select_indices(expand)
+        return output.logits[expand, -1]
+
+    def _decode(self) -> torch.Tensor:
+        last = self._width + self._done - 1
+        output = self._forward(slice(last, last + 1), self._cache)
+        self._cache = output.past_key_values
+        return output.logits[:, -1]
+
+    def _forward(self, columns: slice, cache: Any, rows: torch.Tensor | slice = slice(None)) -> Any:
+        """Run the model on some columns of the batch, appending to `cache` (None: a new one)."""
+        from transformers import DynamicCache
+
+        mask = self._mask[rows, : columns.stop]
+        positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, columns]
+        return self._model(
+            input_ids=self._ids[rows, columns],
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=DynamicCache(config=self._model.config) if cache is None else cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+
+    def _remove(self, reasons: Mapping[int, FinishReason]) -> Finished:
+        """Take rows out of the batch, with what they sampled so far."""
+        stop = self._width + self._done
+        finished: Finished = []
+        for row, reason in reasons.items():
+            key, request, version = self._rows[row]
+            tokens = self._ids[row, self._width : stop]
+            logprobs = self._logprobs[row, : self._done]
+            finished.append((key, _generation(request, version, tokens, logprobs, reason)))
+        kept = [row for row in range(len(self._rows)) if row not in reasons]
+        self._rows = [self._rows[row] for row in kept]
+        if not kept or not reasons:
+            return finished
+        index = torch.tensor(kept, device=self._ids.device)
+        for name in ("ids", "mask", "logprobs", "uniforms", "greedy", "limits", "stops"):
+            setattr(self, f"_{name}", getattr(self, f"_{name}")[index])
+        if self._cache is not None:
+            self._cache.batch_select_indices(index)
+        return finished
+
+
+def _generation(
+    request: GenerateRequest,
+    version: int,
+    tokens: Any,
+    logprobs: Any,
+    reason: FinishReason,
+) -> Generation:
+    return Generation(
+        request_id=request.id,
+        tokens=np.array(tokens.cpu() if torch.is_tensor(tokens) else tokens, dtype=np.int32),
+        logprobs=np.array(
+            logprobs.cpu() if torch.is_tensor(logprobs) else logprobs, dtype=np.float32
+        ),
+        finish_reason=reason,
+        version=version,
+    )
+
+
+def _uniforms(seeds: Sequence[int], count: int) -> torch.Tensor:
+    """Uniform numbers [B, count] float64; a row depends on its seed alone."""
+    rows = [
+        torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        for seed in seeds
+    ]
+    return torch.stack(rows)
+
+
+def _stop_table(stops: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Stop tokens [B, most of a row], filled up with −1, which is no token."""
+    width = max([len(row) for row in stops] + [1])
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
+
+
+def _copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy into the model in place, after checking that all names and shapes fit.
+
+    `state_dict` names tied tensors more than once; one of the names is enough.
+    """
+    state = model.state_dict(keep_vars=True)
+    unknown = [name for name in tensors if name not in state]
+    if unknown:
+        raise EngineError(f"the published weights have unknown tensors: {', '.join(unknown[:5])}")
+    reached = {state[name].data_ptr() for name in tensors}
+    missing = [name for name, value in state.items() if value.data_ptr() not in reached]
+    if missing:
+        raise EngineError(f"the published weights lack {', '.join(missing[:5])}")
+    for name, tensor in tensors.items():
+        if state[name].shape != tensor.shape:
+            raise EngineError(
+                f"the published {name} has shape {list(tensor.shape)}, "
+                f"the model's has {list(state[name].shape)}"
+            )
+    for name, tensor in tensors.items():
+        state[name].copy_(tensor)
+
+
+@contextmanager
+def _without_zero3() -> Iterator[None]:
+    """Load whole weights even while a ZeRO-3 learner in this process has its configuration set."""
+    from transformers.integrations import deepspeed
+
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = reference
