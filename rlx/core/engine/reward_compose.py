@@ -1,0 +1,79 @@
+"""From the replies of several rewards to one number per rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.core.config import RewardPolicy
+from rlx.core.engine.interfaces import RewardReply
+from rlx.core.rewards import RewardInputs
+
+_TAKEN = ("mean", "std", "failed")
+"""`reward/<name>` that the core logs itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """The reward of one rollout."""
+
+    reward: float
+    """Weighted sum of the parts, clipped."""
+    parts: Mapping[str, float]
+    """Score by part name, before weights; rewards that don't apply are missing."""
+    metrics: Mapping[str, float]
+    errors: tuple[str, ...] = ()
+    """One text for each reward that failed; `parts` has the policy's default in its place."""
+
+
+class RewardComposer:
+    """Weights, clips and names what the rewards of one rollout replied."""
+
+    def __init__(self, rewards: Sequence[tuple[Any, float]], policy: RewardPolicy) -> None:
+        self.names = part_names([ref.name for ref, _ in rewards])
+        self.weights = {name: weight for name, (_, weight) in zip(self.names, rewards, strict=True)}
+        self._policy = policy
+
+    def compose(self, sample: RewardInputs, replies: Sequence[RewardReply]) -> Composed:
+        """Return one rollout's reward from its replies, in the order of the rewards."""
+        parts: dict[str, float] = {}
+        metrics: dict[str, float] = {}
+        errors: list[str] = []
+        for name, reply in zip(self.names, replies, strict=True):
+            if reply.error is not None:
+                errors.append(reply.error)
+                parts[name] = self._policy.default
+            elif reply.score is not None:
+                parts[name] = reply.score
+            metrics.update({f"reward/{name}/{key}": value for key, value in reply.parts.items()})
+            metrics.update({f"{name}/{key}": value for key, value in reply.metrics.items()})
+        reward = sum(self.weights[name] * score for name, score in parts.items())
+        if self.names and not parts:
+            # A function without a return statement looks just like this: not a silent 0.
+            errors.append(
+                f"no reward applies to this sample: {', '.join(self.names)} returned None\n"
+                + sample.describe()
+            )
+            reward = self._policy.default
+        if (clip := self._policy.clip) is not None:
+            reward = max(-clip, min(clip, reward))
+        return Composed(reward=reward, parts=parts, metrics=metrics, errors=tuple(errors))
+
+
+def part_names(names: Sequence[str]) -> list[str]:
+    """Return a short name for each reward, as metrics and tables show it; duplicates get a number.
+
+    >>> part_names(["math", "my.pkg:style", "rewards/file.py:style", "dist/math", "trl.py"])
+    ['math', 'style', 'style_2', 'math_2', 'trl']
+    """
+    taken = set(_TAKEN)
+    result = []
+    for name in names:
+        short = name.rpartition(":")[2].rpartition("/")[2].removesuffix(".py") or "reward"
+        number, unique = 2, short
+        while unique in taken:
+            unique, number = f"{short}_{number}", number + 1
+        taken.add(unique)
+        result.append(unique)
+    return result

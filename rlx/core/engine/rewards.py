@@ -1,0 +1,228 @@
+"""Rewards on the driver's side: spread rollouts over workers, compose what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from rlx.core.config import RewardPolicy
+from rlx.core.engine.interfaces import RewardReply
+from rlx.core.engine.reward_compose import Composed, RewardComposer
+from rlx.core.engine.reward_worker import RewardWorker
+from rlx.core.errors import ComponentError, EngineError
+from rlx.core.references import ComponentRef
+from rlx.core.rewards import RewardInputs, reward_inputs_of
+from rlx.core.rollouts import Rollout
+
+__all__ = ["Handle", "Replace", "RewardRunner", "RewardWorker"]
+
+_PING_EVERY = 5.0
+"""Seconds of a running call after which the driver asks whether the worker still lives."""
+_GRACE = 30.0
+"""Seconds beyond the calls' time-out after which a worker that doesn't answer counts as dead."""
+
+
+class Handle(Protocol):
+    """A worker in whichever process it lives."""
+
+    async def call(self, method: str, *args: Any) -> Any: ...
+
+
+Replace = Callable[[int], Awaitable[Handle]]
+"""Ends worker number i, if it still can be ended, and returns a started new one."""
+
+
+class RewardRunner:
+    """The driver's side: spreads rollouts over the workers, composes what comes back.
+
+    Args:
+        workers: handles on started `RewardWorker`s.
+        rewards: components with their weights, as the workers have them.
+        replace: how to get a new worker for one that hangs or died; None: that ends the run.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Handle],
+        rewards: Sequence[tuple[ComponentRef, float]],
+        policy: RewardPolicy,
+        *,
+        replace: Replace | None = None,
+    ) -> None:
+        self._workers = list(workers)
+        self._locks = [asyncio.Lock() for _ in workers]
+        self._composer = RewardComposer(rewards, policy)
+        self._policy = policy
+        self._replace = replace
+        self._waiting: list[_Waiting] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._next = 0
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Weight of each part, by the name that it has in `Rollout.parts`."""
+        return self._composer.weights
+
+    async def score_group(self, rollouts: Sequence[Rollout]) -> list[Rollout] | None:
+        """Return the rollouts of one group with `reward`, `parts` and `metrics` filled in.
+
+        None: a reward failed and the policy is `drop_group`.
+
+        Raises:
+            ComponentError: a reward failed under the policy `raise`; the message has the reward's
+                name, the sample and the traceback.
+            EngineError: a worker died and there is no `replace`.
+        """
+        if not self._composer.names:
+            return list(rollouts)
+        samples = [reward_inputs_of(rollout) for rollout in rollouts]
+        table = await self._submit(samples)
+        composed = [
+            self._composer.compose(sample, replies)
+            for sample, replies in zip(samples, table, strict=True)
+        ]
+        errors = [error for one in composed for error in one.errors]
+        self._counts["reward/failed"] += len(errors)
+        if errors and self._policy.failure == "raise":
+            more = f"\n({len(errors) - 1} more in this group)" if len(errors) > 1 else ""
+            raise ComponentError(errors[0] + more)
+        if errors and self._policy.failure == "drop_group":
+            self._counts["reward/dropped_groups"] += 1
+            return None
+        return [_rewarded(rollout, one) for rollout, one in zip(rollouts, composed, strict=True)]
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what was counted since the last call."""
+        names = ["reward/failed"]
+        if self._policy.failure == "drop_group":
+            names.append("reward/dropped_groups")
+        if self._replace is not None:
+            names.append("reward/workers_replaced")
+        metrics = {name: float(self._counts[name]) for name in names}
+        self._counts.clear()
+        return metrics
+
+    async def close(self) -> None:
+        """Give up what is still running."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _submit(self, samples: list[RewardInputs]) -> list[list[RewardReply]]:
+        """Groups that arrive within one tick of the loop travel in one call per worker."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(samples, loop.create_future())
+        self._waiting.append(waiting)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._flush)
+        return await waiting.replies
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        count = len(self._workers)
+        for offset in range(min(count, len(waiting))):
+            index = (self._next + offset) % count
+            task = asyncio.ensure_future(self._serve(index, waiting[offset::count]))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        self._next = (self._next + len(waiting)) % count
+
+    async def _serve(self, index: int, groups: list[_Waiting]) -> None:
+        try:
+            tables = await self._score(index, [group.samples for group in groups])
+        except BaseException as error:
+            for group in groups:
+                if not group.replies.done():
+                    group.replies.set_exception(
+                        error if isinstance(error, Exception) else EngineError(repr(error))
+                    )
+            if not isinstance(error, Exception):
+                raise
+            return
+        for group, table in zip(groups, tables, strict=True):
+            if not group.replies.done():
+                group.replies.set_result(table)
+
+    async def _score(
+        self, index: int, groups: list[list[RewardInputs]], *, again: bool = True
+    ) -> list[list[list[RewardReply]]]:
+        """Score groups in one call. When the worker dies of it: group by group, each on a worker
+        that is alive at its start, so that only the group that kills workers fails."""
+        worker = self._workers[index]
+        try:
+            flat = await self._watched(worker, [sample for group in groups for sample in group])
+        except EngineError as error:
+            if self._replace is None:
+                raise
+            await self._renew(index, worker)
+            if len(groups) > 1:
+                return [table for g in groups for table in await self._score(index, [g])]
+            if again:  # it may have been another call that killed the worker
+                return await self._score(index, groups, again=False)
+            return [[self._dead(sample, error) for sample in groups[0]]]
+        if self._replace is not None and any(reply.error for row in flat for reply in row):
+            await self._renew_if_stuck(index, worker)
+        rows = iter(flat)
+        return [[next(rows) for _ in group] for group in groups]
+
+    async def _watched(
+        self, worker: Handle, samples: list[RewardInputs]
+    ) -> list[list[RewardReply]]:
+        """Call `score`; raises `EngineError` when the worker stops answering.
+
+        A call in C code that keeps the interpreter lock (a regular expression that backtracks
+        without end) stops the worker's own time-outs as well, so the driver has to notice.
+        """
+        call = asyncio.ensure_future(worker.call("score", samples))
+        patience = self._policy.timeout + _GRACE
+        try:
+            while not (await asyncio.wait({call}, timeout=_PING_EVERY))[0]:
+                try:
+                    await asyncio.wait_for(worker.call("stuck"), patience)
+                except TimeoutError:
+                    raise EngineError(
+                        f"a reward worker has not answered for {patience:g} s: a reward keeps its "
+                        f"process busy in a way that Python can't interrupt"
+                    ) from None
+            return await call
+        finally:
+            call.cancel()
+
+    async def _renew_if_stuck(self, index: int, worker: Handle) -> None:
+        if await worker.call("stuck") >= self._policy.concurrency:
+            await self._renew(index, worker)
+
+    async def _renew(self, index: int, dead: Handle) -> None:
+        assert self._replace is not None
+        async with self._locks[index]:
+            if self._workers[index] is dead:  # else a concurrent call did it already
+                self._workers[index] = await self._replace(index)
+                self._counts["reward/workers_replaced"] += 1
+
+    def _dead(self, sample: RewardInputs, error: EngineError) -> list[RewardReply]:
+        names = ", ".join(self._composer.names)
+        text = f"the worker that ran the rewards {names} died twice of this group: {error}\n"
+        return [
+            RewardReply(score=None, error=text + sample.describe()) for _ in self._composer.names
+        ]
+
+
+@dataclasses.dataclass(slots=True)
+class _Waiting:
+    """The samples of one group, and where their replies are wanted."""
+
+    samples: list[RewardInputs]
+    replies: asyncio.Future[list[list[RewardReply]]]
+
+
+def _rewarded(rollout: Rollout, composed: Composed) -> Rollout:
+    return dataclasses.replace(
+        rollout,
+        reward=composed.reward,
+        parts=composed.parts,
+        metrics={**rollout.metrics, **composed.metrics},
+    )
