@@ -1,0 +1,308 @@
+"""Data files as Arrow tables: json, jsonl, csv, tsv, parquet, arrow.
+
+Arrow's readers parse a million rows in about a second. Where one of them gives up, the file is read
+again in plain Python to say which line is at fault.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rlx.core.errors import UsageError
+
+_BLOCK = 16 << 20  # bytes per parsing task, and the longest line that Arrow's JSON reader takes
+
+
+def read_file(path: Path, *, text_columns: frozenset[str], split: str) -> Any:
+    """Read one file as a `pyarrow.Table`.
+
+    `text_columns` stay text in csv files, where every other column gets its type by inference.
+    `split` picks the list in a json file that holds `{"train": [...], ...}`.
+    Raises UsageError for an unknown format, an empty file, and content that belies the suffix.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
+        raise UsageError(
+            f"{path.name} has no known data format",
+            where=str(path),
+            fix=f"one of {', '.join(sorted(READERS))}, or a loader: 'file.py:load'",
+        )
+    if path.stat().st_size == 0:
+        raise UsageError(f"{path.name} is empty", where=str(path))
+    if suffix in _TEXT:
+        _check_utf8(path)
+    return READERS[suffix](path, text_columns, split)
+
+
+def _read_jsonl(path: Path, _text: frozenset[str], _split: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    size = path.stat().st_size
+    block = _BLOCK
+    schema = None
+    while True:
+        options = pj.ParseOptions(explicit_schema=schema)
+        try:
+            with pa.memory_map(str(path)) as file:
+                table = pj.read_json(
+                    file,
+                    read_options=pj.ReadOptions(block_size=min(block, size + 1)),
+                    parse_options=options,
+                )
+        except pa.ArrowInvalid as error:
+            if "straddl" in str(error) and block < size:
+                block *= 8
+                continue
+            raise _json_lines_error(path, str(error)) from None
+        if schema is None and (schema := _dates_as_text(table.schema)) is not None:
+            continue
+        return table
+
+
+def _dates_as_text(schema: Any) -> Any:
+    """Arrow takes ISO dates for timestamps, which loses how they were written: None if none are."""
+    import pyarrow as pa
+
+    fixed = pa.schema([field.with_type(_without_dates(field.type)) for field in schema])
+    return None if fixed.equals(schema) else fixed
+
+
+def _without_dates(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_without_dates(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_dates(field.type)) for field in kind])
+    return kind
+
+
+def _json_lines_error(path: Path, message: str) -> UsageError:
+    """Find the line that Arrow stumbled over."""
+    seen: dict[str, str] = {}
+    for number, line in _lines(path):
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            return UsageError(
+                f"line {number} of {path.name} is not JSON: {error.msg} (column {error.colno})",
+                where=where,
+                fix="one JSON object per line",
+            )
+        if not isinstance(row, dict):
+            return UsageError(
+                f"line {number} of {path.name} is {_kind(row)}, not an object",
+                where=where,
+                fix='one JSON object per line: {"prompt": ..., "label": ...}',
+            )
+        for column, value in row.items():
+            if value is not None and seen.setdefault(column, _kind(value)) != _kind(value):
+                return UsageError(
+                    f"column {column!r} has mixed types: {seen[column]} at first, "
+                    f"{_kind(value)} in line {number}",
+                    where=where,
+                    fix="one type per column (numbers as text, for example)",
+                )
+    return UsageError(f"{path.name} can't be read: {message}", where=str(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true/false"
+    names = {str: "text", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names.get(type(value), "null")
+
+
+def _read_json(path: Path, text: frozenset[str], split: str) -> Any:
+    """A list of rows, an object with one list per split, or JSON lines under another name."""
+    content = path.read_text(encoding="utf-8-sig")
+    if not content.strip():
+        raise UsageError(f"{path.name} is empty", where=str(path))
+    try:
+        value = json.loads(content)
+    except json.JSONDecodeError as error:
+        first = content.lstrip().splitlines()[0]
+        if first.startswith("{") and _is_json(first):
+            return _read_jsonl(path, text, split)
+        raise UsageError(
+            f"line {error.lineno} of {path.name} is not JSON: {error.msg} (column {error.colno})",
+            where=f"{path}, line {error.lineno}",
+        ) from None
+    del content
+    if isinstance(value, dict):
+        value = value.get(split, value.get("data", [value]))
+    if not isinstance(value, list):
+        raise UsageError(
+            f"{path.name} holds {_kind(value)}, not a list of rows",
+            where=str(path),
+            fix='[{"prompt": ..., "label": ...}, ...]',
+        )
+    return table_of(value, where=str(path))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True
+
+
+def table_of(rows: list[Any], *, where: str) -> Any:
+    """Build a table from row dictionaries; raises UsageError that names row and column."""
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {}
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UsageError(
+                f"row {number} is {_kind(row)}, not an object (rows count from 0)", where=where
+            )
+        for name in row:
+            columns.setdefault(name, [])
+    arrays = {}
+    for name in columns:
+        values = [row.get(name) for row in rows]
+        try:
+            arrays[name] = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise _mixed_types(name, values, str(error), where) from None
+    return pa.table(arrays)
+
+
+def _mixed_types(name: str, values: list[Any], message: str, where: str) -> UsageError:
+    first = ""
+    for number, value in enumerate(values):
+        if value is None:
+            continue
+        first = first or _kind(value)
+        if _kind(value) != first:
+            return UsageError(
+                f"column {name!r} has mixed types: {first} at first, "
+                f"{_kind(value)} in row {number} (rows count from 0)",
+                where=where,
+                fix="one type per column (numbers as text, for example)",
+            )
+    return UsageError(f"column {name!r} has mixed types: {message}", where=where)
+
+
+def _read_csv(path: Path, text: frozenset[str], _split: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    bad: list[Any] = []
+
+    def note(row: Any) -> str:
+        bad.append(row)
+        return "error"
+
+    def read(*, types: dict[str, Any], threads: bool) -> Any:
+        return pc.read_csv(
+            str(path),
+            read_options=pc.ReadOptions(use_threads=threads, block_size=_BLOCK),
+            parse_options=pc.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
+            ),
+            convert_options=pc.ConvertOptions(
+                column_types=types,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    types = {name: pa.string() for name in text}
+    try:
+        table = read(types=types, threads=True)
+        if (schema := _dates_as_text(table.schema)) is not None:
+            dates = {f.name: f.type for f in schema if not table.schema.field(f.name).equals(f)}
+            table = read(types=types | dates, threads=True)
+        return table
+    except pa.ArrowInvalid as error:
+        message = str(error)
+    bad.clear()
+    try:  # one thread, because only then does the reader know the row's number
+        read(types=types, threads=False)
+    except pa.ArrowInvalid as error:
+        message = str(error)
+    if bad:
+        row = bad[0]
+        raise UsageError(
+            f"row {row.number} of {path.name} has {row.actual_columns} columns, "
+            f"the header {row.expected_columns}",
+            where=f"{path}, row {row.number}",
+            fix='put values with commas or line breaks in quotes: "..."',
+        )
+    raise UsageError(f"{path.name} is not a csv file: {message}", where=str(path))
+
+
+def _read_parquet(path: Path, _text: frozenset[str], _split: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(str(path), memory_map=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"{path.name} is not a parquet file: {error}", where=str(path)) from None
+
+
+def _read_arrow(path: Path, _text: frozenset[str], _split: str) -> Any:
+    import pyarrow as pa
+
+    openers: tuple[Callable[[Any], Any], ...] = (pa.ipc.open_file, pa.ipc.open_stream)
+    message = ""
+    for opener in openers:
+        try:
+            return opener(pa.memory_map(str(path))).read_all()
+        except (pa.ArrowInvalid, OSError) as error:
+            message = str(error)
+    raise UsageError(f"{path.name} is not an arrow file: {message}", where=str(path))
+
+
+def _check_utf8(path: Path) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with path.open("rb") as file:
+        line = 1
+        while True:
+            chunk = file.read(4 << 20)
+            try:
+                decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                line += error.object[: error.start].count(b"\n")
+                raise UsageError(
+                    f"line {line} of {path.name} is not UTF-8 "
+                    f"(byte 0x{error.object[error.start]:02x})",
+                    where=f"{path}, line {line}",
+                    fix="save the file as UTF-8",
+                ) from None
+            if not chunk:
+                return
+            line += chunk.count(b"\n")
+
+
+_TEXT = frozenset({".json", ".jsonl", ".ndjson", ".csv", ".tsv"})
+READERS: dict[str, Callable[[Path, frozenset[str], str], Any]] = {
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+}

@@ -1,0 +1,141 @@
+"""A row's prompt as the engine sees it: system prompt, template, chat template, token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.core.config import DataConfig
+from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.rollouts import Message
+
+
+def as_messages(value: Any) -> list[dict[str, Any]] | None:
+    """Chat messages without the None entries that tables fill in; None for anything else."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)) or not value:
+        return None
+    if not all(
+        isinstance(item, Mapping) and "role" in item and "content" in item for item in value
+    ):
+        return None
+    return [
+        {key: part for key, part in item.items() if part is not None or key == "content"}
+        for item in value
+    ]
+
+
+class Prompts:
+    """Builds prompts and encodes them.
+
+    A built prompt is a list of messages exactly when the chat template is applied to it, so whoever
+    holds a task knows how its tokens came about.
+    """
+
+    def __init__(self, tokenizer: Any, config: DataConfig, example: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._system = config.system_prompt
+        self._template = config.template
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._chat = has_template if config.chat_template == "auto" else config.chat_template
+        if self._chat and not has_template:
+            raise UsageError(
+                "the tokenizer has no chat template",
+                where="data.chat_template: true",
+                fix="data.chat_template=false, or data.template='Question: {prompt}\\nAnswer:'",
+            )
+        if self._template is not None:
+            _check_template(self._template, example)
+
+    def build(self, value: Any, row: Mapping[str, Any], number: int) -> str | list[Message]:
+        """The prompt of row `number`; raises UsageError when it is neither text nor messages."""
+        if isinstance(value, str):
+            text = self._fill(value, row)
+            if not self._chat:
+                return f"{self._system}\n\n{text}" if self._system else text
+            messages = [{"role": "user", "content": text}]
+        else:
+            found = as_messages(value)
+            if found is None:
+                raise UsageError(
+                    f"the prompt of row {number} is {type(value).__name__}, "
+                    "neither text nor messages (rows count from 0)",
+                    where="data.prompt",
+                )
+            if not self._chat:
+                raise UsageError(
+                    "the prompts are chat messages, and no chat template is applied",
+                    where="data.chat_template",
+                    fix="a model whose tokenizer has a chat template, or a column with text",
+                )
+            messages = self._fill_last_user(found, row)
+        if self._system and messages[0]["role"] not in ("system", "developer"):
+            messages = [{"role": "system", "content": self._system}, *messages]
+        return [*messages]
+
+    def encode(self, prompts: Sequence[str | Sequence[Message]], first: int) -> list[list[int]]:
+        """Token ids of each prompt; `first` is the row number of the first, for errors."""
+        texts = [
+            prompt if isinstance(prompt, str) else self._render(prompt, first + offset)
+            for offset, prompt in enumerate(prompts)
+        ]
+        # a chat template writes the special tokens itself
+        encoded = self._tokenizer(
+            texts, add_special_tokens=not self._chat, return_attention_mask=False
+        )
+        return [list(tokens) for tokens in encoded["input_ids"]]
+
+    def _render(self, messages: Sequence[Message], number: int) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:
+            raise UsageError(
+                f"the chat template refuses the prompt of row {number}: {error}",
+                where="data.prompt",
+                fix="roles and order that the tokenizer's chat template knows",
+            ) from error
+
+    def _fill(self, text: str, row: Mapping[str, Any]) -> str:
+        if self._template is None:
+            return text
+        return self._template.format_map({**row, "prompt": text})
+
+    def _fill_last_user(
+        self, messages: list[dict[str, Any]], row: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The template goes around the last user message."""
+        if self._template is None:
+            return messages
+        users = [i for i, m in enumerate(messages) if m["role"] == "user"]
+        if users and isinstance(messages[users[-1]]["content"], str):
+            filled = self._fill(messages[users[-1]]["content"], row)
+            messages[users[-1]] = {**messages[users[-1]], "content": filled}
+        return messages
+
+
+def _check_template(template: str, example: Mapping[str, Any]) -> None:
+    """Fill the template once with the first row's columns."""
+    fix = "{prompt} or {COLUMN}; other braces are written {{ and }}"
+    known = {**example, "prompt": "\0"}
+    try:
+        filled = template.format_map(known)
+    except KeyError as error:
+        name = str(error.args[0])
+        raise UsageError(
+            f"data.template names {name!r}, which is no column",
+            where="data.template",
+            fix=did_you_mean(name, known) or fix,
+        ) from None
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"data.template is no format string: {error}", where="data.template", fix=fix
+        ) from None
+    if "\0" not in filled:
+        raise UsageError(
+            "data.template has no {prompt}: every prompt would be the same",
+            where="data.template",
+            fix="for example 'Question: {prompt}\\nAnswer:'",
+        )
