@@ -159,9 +159,8 @@ class Bound:
         """Validated, defaults included."""
         self.instance: Any = obj(**params) if inspect.isclass(obj) else obj
         """The instance of a class component, else the function."""
-        self._call: Callable[..., Any] = self.instance
-        if not inspect.isclass(obj):
-            self._call = functools.partial(obj, **params)
+        bound: Any = self.instance if inspect.isclass(obj) else functools.partial(obj, **params)
+        self._call: Callable[..., Any] = bound
 
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pluggy
@@ -65,6 +65,18 @@ class Hooks:
         """Call an observer and return (plugin, answer) of those that answered something."""
         return [(name, answer) for name, answer in self._observe(hook, arguments)]
 
+    def step_metrics(self, **arguments: Any) -> dict[str, float]:
+        """Return the answers to `rlx_step_metrics`, named `<plugin>/<key>`."""
+
+        def numbers(answer: Any) -> dict[str, float]:
+            return {str(key): float(value) for key, value in dict(answer).items()}
+
+        metrics: dict[str, float] = {}
+        for plugin, answer in self._observe("rlx_step_metrics", arguments, numbers):
+            prefix = plugin.partition(":")[0]
+            metrics |= {f"{prefix}/{key}": value for key, value in answer.items()}
+        return metrics
+
     def control(self, hook: str, /, **arguments: Any) -> None:
         """Call every implementation; an exception ends the run."""
         for implementation in self._implementations(hook):
@@ -87,13 +99,19 @@ class Hooks:
         for implementation in self._implementations(hook):
             yield implementation.plugin_name, _by_name(implementation)
 
-    def _observe(self, hook: str, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def _observe(
+        self,
+        hook: str,
+        arguments: Mapping[str, Any],
+        convert: Callable[[Any], Any] = lambda answer: answer,
+    ) -> Iterator[tuple[str, Any]]:
         for implementation in self._implementations(hook):
             key = (implementation.plugin_name, hook)
             if key in self._off:
                 continue
             try:
                 answer = _by_name(implementation)(**arguments)
+                answer = None if answer is None else convert(answer)
             except Exception:
                 self._off.add(key)
                 logger.exception(

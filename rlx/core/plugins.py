@@ -165,11 +165,7 @@ class PluginSystem:
 
     def step_metrics(self, **arguments: Any) -> dict[str, float]:
         """Return the metrics of `rlx_step_metrics(run, step, batch)`, named `<plugin>/<key>`."""
-        metrics: dict[str, float] = {}
-        for plugin, answer in self.hook.collect("rlx_step_metrics", **arguments):
-            prefix = plugin.partition(":")[0]
-            metrics |= {f"{prefix}/{key}": float(value) for key, value in dict(answer).items()}
-        return metrics
+        return self.hook.step_metrics(**arguments)
 
     def manifest(self, refs: Iterable[ComponentRef] = ()) -> dict[str, Any]:
         """Return the provenance of plugins and of the selected components, JSON-like."""

@@ -15,7 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from rlx.core.component import Bound, singular
+from rlx.core.component import Bound as Bound
+from rlx.core.component import singular
 from rlx.core.errors import UsageError
 from rlx.core.importing import (
     FILE_PREFIX,
