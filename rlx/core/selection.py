@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.core.component import Tags, singular, tags_of
 from rlx.core.config import ComponentConfig, RunConfig
+from rlx.core.errors import UsageError
 from rlx.core.settings import nearest_origin
 
 if TYPE_CHECKING:
@@ -71,14 +72,16 @@ def select(
     required_by: dict[str, list[str]] = {}
 
     def resolve(kind: str, key: str, chosen: ComponentConfig) -> tuple[ComponentRef, Tags]:
-        where = nearest_origin(origins, f"{key}.name") if origins else key
-        ref = plugins.ref(kind, chosen.name, chosen.params, where=where)
-        if kind in _MATHS:
-            bound = ref.resolve()
-            tags, requires = bound.tags, bound.requires
-        else:
-            tags = tags_of(ref.load())
-            requires = tags.requires
+        try:
+            ref = plugins.ref(kind, chosen.name, chosen.params, where=key)
+            if kind in _MATHS:
+                bound = ref.resolve()
+                tags, requires = bound.tags, bound.requires
+            else:
+                tags = tags_of(ref.load())
+                requires = tags.requires
+        except UsageError as error:
+            raise _located(error, key, origins or {}) from error.__cause__
         for requirement in sorted(requires):
             required_by.setdefault(requirement, []).append(f"{singular(kind)} {chosen.name!r}")
         return ref, tags
@@ -113,3 +116,13 @@ def select(
         aggregation=configured if configured != "auto" else named or DEFAULT_AGGREGATION,
         needs_label=next((ref.name for (ref, tags), _ in rewards if tags.needs_label), None),
     )
+
+
+def _located(error: UsageError, key: str, origins: Mapping[str, str]) -> UsageError:
+    """The error with the setting's origin: `estimator.epz (--set estimator.epz)`."""
+    where = error.where or key
+    if not origins or (where != key and not where.startswith(f"{key}.")):
+        return error
+    below = where.removeprefix(key).removeprefix(".")
+    origin = nearest_origin(origins, f"{key}.params.{below}" if below else f"{key}.name")
+    return UsageError(error.what, where=f"{where} ({origin})", fix=error.fix)

@@ -1,0 +1,155 @@
+"""`rlx`: the group of commands. A command's module is imported when that command runs, not before.
+
+Neither `rlx --help` nor shell completion imports a plugin, torch, ray, vllm, deepspeed or
+transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from rlx.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+COMMANDS = {
+    "train": ("rlx.cli.train:app", "Train a language model with reinforcement learning."),
+    "plan": ("rlx.cli.plan:app", "Show what would run where: batches, memory, processes."),
+    "doctor": ("rlx.cli.doctor:app", "Check this machine: versions, devices, known problems."),
+    "plugins": ("rlx.cli.plugins:app", "List, show, check and create components and plugins."),
+    "runs": ("rlx.cli.runs:app", "List and look at runs on disk."),
+    "export": ("rlx.cli.export:app", "Write a checkpoint as a Hugging Face folder."),
+}
+"""Name → where its Typer app is, and the line that `rlx --help` shows."""
+_GROUP = "rlx.commands"
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from a table and from entry points; imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *sorted(set(_external()) - set(COMMANDS))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command when it was loaded, else a stand-in that carries its help line."""
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        if cmd_name in COMMANDS:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+        points = _external().get(cmd_name)
+        if not points:
+            return None
+        return TyperCommand(cmd_name, help=f"From the plugin {_distributions(points)}.")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            command = _load(args[0])
+            if command is not None:
+                command.name = args[0]
+                self.commands[args[0]] = command
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    name="rlx",
+    help="Reinforcement-learning post-training of language models, with plugins.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="First run: [bold]rlx train[/bold] (needs no argument). "
+    "This machine: [bold]rlx doctor[/bold].",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"rlx {importlib.metadata.version('rlx')}")
+        except importlib.metadata.PackageNotFoundError:
+            typer.echo("rlx (source tree, not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """The options before a command."""
+
+
+def main() -> NoReturn:
+    """Run the command line; mistakes exit with 2, failures with 1, Ctrl-C with 130."""
+    from rlx.cli.output import print_failure, print_usage_error
+
+    try:
+        app(prog_name="rlx")
+    except UsageError as error:
+        print_usage_error(error)
+        sys.exit(2)
+    except Exception as error:
+        print_failure(error)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _external() -> dict[str, list[EntryPoint]]:
+    """Commands of plugins, by name; their modules are not imported."""
+    from rlx.core.discovery import Selection, scan
+
+    selection = Selection()
+    found: dict[str, list[EntryPoint]] = {}
+    for distribution in scan():
+        for point in distribution.in_group(_GROUP):
+            if selection.admits(distribution.provider.distribution, point.name):
+                found.setdefault(point.name, []).append(point)
+    return found
+
+
+def _distributions(points: list[EntryPoint]) -> str:
+    return " and ".join(point.dist.name if point.dist else point.value for point in points)
+
+
+def _load(name: str) -> Any:
+    if name in COMMANDS:
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        return _command(getattr(importlib.import_module(module), attribute))
+    points = _external().get(name)
+    if not points:
+        return None
+    if len(points) > 1:
+        raise UsageError(
+            f"the command {name!r} is offered by {_distributions(points)}",
+            where=f"entry points {_GROUP}",
+            fix="uninstall one, or switch one off with RLX_PLUGINS",
+        )
+    try:
+        loaded = points[0].load()
+    except Exception as error:
+        raise UsageError(
+            f"the command {name!r} of {_distributions(points)} can't be imported: {error!r}",
+            where=points[0].value,
+            fix="upgrade or uninstall that plugin",
+        ) from error
+    return _command(loaded)
+
+
+def _command(loaded: Any) -> Any:
+    """A Click command of a Typer app, without a second pair of completion options."""
+    if not isinstance(loaded, typer.Typer):
+        return loaded
+    loaded._add_completion = False
+    return typer.main.get_command(loaded)

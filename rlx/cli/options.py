@@ -1,0 +1,209 @@
+"""The options that describe a run, shared by `train` and `plan`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlx.core.run import CONFIG_NAME, MANIFEST_NAME
+from rlx.core.settings import DEFAULT, FLAGS, Settings, known_keys, load_settings
+
+_ALGORITHM, _SIZES, _PLACES = "What is trained, and how", "Sizes", "Where it runs and writes"
+
+
+def _components(kind: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        from rlx.core.plugins import PluginSystem
+
+        names = PluginSystem.load(hooks=False).names(kind)
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def _words(*words: str) -> Callable[[str], list[str]]:
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def _keys(incomplete: str) -> list[str]:
+    return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
+
+
+def _option(flag: str, help: str, panel: str, complete: Any = None, **more: Any) -> Any:
+    return typer.Option(flag, help=help, rich_help_panel=panel, autocompletion=complete, **more)
+
+
+def _component(flag: str, help: str, kind: str) -> Any:
+    return _option(flag, help, _ALGORITHM, _components(kind), metavar="NAME")
+
+
+Text = str | None
+Count = int | None
+Number = float | None
+
+
+def _declared(
+    model: Annotated[Text, _option("--model", "Folder or hub name.", _ALGORITHM)] = None,
+    data: Annotated[
+        Text, _option("--data", "File, folder, hub name or file.py:load.", _ALGORITHM)
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        _option(
+            "--reward",
+            "Reward, with a weight if wanted; repeatable.",
+            _ALGORITHM,
+            _components("rewards"),
+            metavar="NAME[:WEIGHT]",
+        ),
+    ] = None,
+    estimator: Annotated[
+        Text, _component("--estimator", "Advantage estimator.", "estimators")
+    ] = None,
+    loss: Annotated[Text, _component("--loss", "Policy loss.", "losses")] = None,
+    correction: Annotated[
+        Text, _component("--correction", "Engine-learner mismatch weights.", "corrections")
+    ] = None,
+    agent: Annotated[Text, _component("--agent", "What drives a rollout.", "agents")] = None,
+    sampler: Annotated[
+        Text, _component("--sampler", "Chooses tasks, keeps groups.", "samplers")
+    ] = None,
+    lr: Annotated[Number, _option("--lr", "Learning rate.", _ALGORITHM)] = None,
+    kl_coef: Annotated[
+        Number, _option("--kl-coef", "Weight of the KL to the reference model.", _ALGORITHM)
+    ] = None,
+    aggregation: Annotated[
+        Text,
+        _option(
+            "--aggregation",
+            "Reduction of the loss over tokens.",
+            _ALGORITHM,
+            _words("auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+        ),
+    ] = None,
+    temperature: Annotated[
+        Number, _option("--temperature", "Of sampling, and of the learner.", _ALGORITHM)
+    ] = None,
+    seed: Annotated[Count, _option("--seed", "Of everything random.", _ALGORITHM)] = None,
+    steps: Annotated[Count, _option("--steps", "Training steps.", _SIZES)] = None,
+    groups: Annotated[Count, _option("--groups", "P, tasks per step.", _SIZES)] = None,
+    group_size: Annotated[Count, _option("--group-size", "G, rollouts per task.", _SIZES)] = None,
+    max_new_tokens: Annotated[
+        Count, _option("--max-new-tokens", "Longest response.", _SIZES)
+    ] = None,
+    engine: Annotated[
+        Text,
+        _option(
+            "--engine",
+            "Generates: vllm or transformers.",
+            _PLACES,
+            _words("vllm", "transformers"),
+        ),
+    ] = None,
+    runtime: Annotated[
+        Text,
+        _option(
+            "--runtime",
+            "ray, or inline: all in this process, for breakpoint().",
+            _PLACES,
+            _words("ray", "inline"),
+        ),
+    ] = None,
+    output: Annotated[
+        Text, _option("--output", "Run folder (default: runs/NAME).", _PLACES)
+    ] = None,
+    checkpoint_every: Annotated[
+        Count, _option("--checkpoint-every", "Steps between checkpoints.", _PLACES)
+    ] = None,
+    tracker: Annotated[
+        list[str] | None,
+        _option(
+            "--tracker",
+            "Where metrics go; repeatable.",
+            _PLACES,
+            _components("trackers"),
+            metavar="NAME",
+        ),
+    ] = None,
+    no_plugin: Annotated[
+        list[str] | None,
+        _option(
+            "--no-plugin", "Distribution that is not loaded; repeatable.", _PLACES, metavar="DIST"
+        ),
+    ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any setting, as YAML: --set estimator.eps=1e-5.",
+            metavar="KEY=VALUE",
+            autocompletion=_keys,
+        ),
+    ] = None,
+) -> None:
+    """Carries the declarations; never called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the user gave on the command line."""
+
+    files: tuple[Path, ...]
+    sets: tuple[str, ...]
+    flags: Mapping[str, Any]
+
+    def settings(self, *, resume: bool = False) -> Settings:
+        """Merge all layers.
+
+        `--resume --output FOLDER` starts from that run's own configuration. Without `--resume`,
+        the configuration of an earlier run (`-c runs/x/config.yaml`) does not say where to write,
+        so that it is run again beside the first.
+        """
+        files = list(self.files)
+        output = self.flags.get("output")
+        if resume and not files and output and (Path(output) / CONFIG_NAME).is_file():
+            files = [Path(output) / CONFIG_NAME]
+        settings = load_settings(files=files, sets=self.sets, flags=self.flags)
+        of_runs = [path for path in files if (path.parent / MANIFEST_NAME).is_file()]
+        origin = settings.origin("output").rpartition(":")[0]
+        if resume or origin not in map(str, of_runs):
+            return settings
+        return Settings(
+            config=settings.config.model_copy(update={"output": None}),
+            origins={**settings.origins, "output": DEFAULT},
+        )
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all options of a run; it receives them as `options: RunOptions`."""
+    shared = inspect.signature(_declared, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    extra = [item for name, item in own.items() if name != "options"]
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> None:
+        files, sets = given.pop("config"), given.pop("set_")
+        flags = {name: given.pop(name) for name in FLAGS}
+        options = RunOptions(
+            files=tuple(files or ()),
+            sets=tuple(sets or ()),
+            flags={name: None if value == [] else value for name, value in flags.items()},
+        )
+        command(options=options, **given)
+
+    parameters = [
+        item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*shared.values(), *extra)
+    ]
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
+    return wrapper

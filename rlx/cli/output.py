@@ -1,0 +1,67 @@
+"""What commands have in common when they print: errors, warnings, the next step."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from rlx.core.errors import RlxError, UsageError
+
+_RLX = str(Path(__file__).resolve().parent.parent)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that neither colours numbers nor reads markup in users' text."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def print_usage_error(error: UsageError) -> None:
+    """What is wrong, where it was set, what to write instead; on stderr, no traceback."""
+    out = console(stderr=True)
+    out.print(Text("error: ", style="bold red") + Text(error.what))
+    for label, text in (("where", error.where), ("fix", error.fix)):
+        if text:
+            indented = text.replace("\n", "\n         ")
+            out.print(Text(f"  {label:<6} ", style="bold") + Text(indented))
+
+
+def print_warning(what: str, fix: str | None = None) -> None:
+    """One warning on stderr."""
+    line = Text("warning: ", style="bold yellow") + Text(what)
+    console(stderr=True).print(line + Text(f" ({fix})" if fix else "", style="dim"))
+
+
+def print_failure(error: BaseException) -> None:
+    """A failure that is no mistake in the input.
+
+    An error that rlx raised is its message, with the traceback of the user's code below it; any
+    other error is a bug or a library's, and shows all of its traceback.
+    """
+    out = console(stderr=True)
+    if not isinstance(error, RlxError):
+        out.print("".join(traceback.format_exception(error)).rstrip())
+        out.print(Text("error: ", style="bold red") + Text(f"{type(error).__name__}: {error}"))
+        return
+    cause = error.__cause__
+    if cause is not None and not isinstance(cause, RlxError):
+        out.print(_traceback_outside_rlx(cause))
+    out.print(Text("error: ", style="bold red") + Text(str(error)))
+
+
+def next_step(*commands: str) -> None:
+    """The last line of a command's output: what one would do now."""
+    label = Text("next: ", style="dim")
+    console().print(label + Text("   ".join(commands), style="cyan"))
+
+
+def _traceback_outside_rlx(error: BaseException) -> str:
+    """The traceback from the first frame that is not rlx's own; all of it when every frame is."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = list(shown.stack)
+    while frames and frames[0].filename.startswith(_RLX):
+        frames = frames[1:]
+    shown.stack = traceback.StackSummary.from_list(frames or list(shown.stack))
+    return "".join(shown.format()).rstrip()

@@ -1,0 +1,105 @@
+"""`rlx train`: settings, checks, the run, and where its files are."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlx.cli.options import RunOptions, run_options
+from rlx.cli.output import console, next_step, print_warning
+from rlx.core.run import CONFIG_NAME, METRICS_NAME, default_folder
+from rlx.core.settings import Settings, dump_yaml
+
+if TYPE_CHECKING:
+    from rlx.core.engine.train import TrainResult
+    from rlx.core.plugins import PluginSystem
+
+app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+@app.command()
+@run_options
+def train(
+    options: RunOptions,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the run in --output from its last checkpoint."),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check everything, print every setting, start nothing."),
+    ] = False,
+) -> None:
+    """Train a language model with reinforcement learning.
+
+    Without arguments a small model that ships with rlx learns its small task.
+
+    Settings, later ones win: defaults, -c, environment (RLX_LEARNER__LR), flags, --set.
+    """
+    settings = options.settings(resume=resume)
+    plugins = _checked(settings, resume=resume)
+    if dry_run:
+        typer.echo(dump_yaml(settings.config, settings.origins), nl=False)
+        return
+    from rlx.core.engine.train import train as run_training
+
+    result = run_training(settings.config, plugins=plugins, resume=resume, origins=settings.origins)
+    _report(result, settings)
+    if result.signal is not None:
+        raise typer.Exit(128 + result.signal)
+
+
+def _checked(settings: Settings, *, resume: bool) -> PluginSystem:
+    """Names, parameters and relations, before the engine is even imported."""
+    from rlx.core.models import model_info
+    from rlx.core.plugins import PluginSystem
+    from rlx.core.preflight import check
+    from rlx.core.selection import select
+
+    config = settings.config
+    plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
+    selection = select(config, plugins, origins=settings.origins)
+    info = model_info(config.model, where=f"model ({settings.origin('model')})")
+    output = config.output or (None if resume else default_folder(config, Path("runs")))
+    whole = config.model_copy(update={"output": output})
+    for finding in check(whole, selection, info, resume=resume, origins=settings.origins):
+        print_warning(finding.what, finding.fix)
+    return plugins
+
+
+def _report(result: TrainResult, settings: Settings) -> None:
+    out = console()
+    folder = _shown(result.folder)
+    total = settings.config.steps
+    reason = f", {result.reason}" if result.reason else ""
+    out.print(f"{result.steps} of {total} steps{reason}")
+    if "reward/mean" in result.metrics:
+        out.print(f"reward {result.metrics['reward/mean']:.3f} in the last step")
+    rows = {
+        "settings": CONFIG_NAME,
+        "metrics": METRICS_NAME,
+        "rollouts": "rollouts",
+        "checkpoints": "checkpoints",
+        "model": "export",
+    }
+    out.print(f"files in {folder}/")
+    for label, name in rows.items():
+        path = result.folder / name
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            out.print(f"  {label:<12} {name}{'/' if path.is_dir() else ''}")
+    place = shlex.quote(folder)
+    if result.steps < total:
+        next_step(f"rlx train --resume --output {place}", f"rlx runs show {place}")
+    else:
+        next_step(f"rlx runs show {place}", f"rlx runs rollouts {place}")
+
+
+def _shown(folder: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    try:
+        return str(folder.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)
