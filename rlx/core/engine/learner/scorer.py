@@ -1,0 +1,64 @@
+"""Forward passes without gradient: the learner's own, and those of a reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.distributed import local_device
+from rlx.core.engine.learner.model import load_policy
+from rlx.core.engine.learner.packing import MicroBatch
+from rlx.core.engine.learner.planning import Plan, make_plan
+from rlx.core.engine.learner.sharded import on_device
+from rlx.core.rollouts import TrainBatch
+
+
+class Scorer:
+    """A forward-only model; several are replicas, and know nothing of one another."""
+
+    def __init__(
+        self, *, model: str, settings: LearnerConfig, temperature: float, threads: int
+    ) -> None:
+        self._model = model
+        self._settings = settings.model_copy(update={"gradient_checkpointing": False})
+        self._temperature = temperature
+        self._threads = threads
+
+    def start(self) -> Mapping[str, Any]:
+        torch.set_num_threads(self._threads)
+        loaded = load_policy(self._model, self._settings, self._temperature, local_device())
+        self._policy = loaded.policy.requires_grad_(False)
+        self._packed = loaded.packable
+        return {
+            "parameters": sum(p.numel() for p in self._policy.parameters()),
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "device": local_device().type,
+            "packed": loaded.packable,
+        }
+
+    def score(self, batch: TrainBatch) -> np.ndarray:
+        """Log-probs [N] float32 of the batch's action tokens."""
+        plan = make_plan(batch, self._settings, packed=self._packed, alone=True)
+        return score_batch(self._forward, batch, plan)
+
+    def _forward(self, micro: MicroBatch, *, chunks: int) -> tuple[Tensor, Tensor]:
+        return self._policy(*on_device(micro, local_device()), chunks=chunks)
+
+    def stop(self) -> None:
+        del self._policy
+
+
+@torch.no_grad()
+def score_batch(
+    forward: Callable[..., tuple[Tensor, Tensor]], batch: TrainBatch, plan: Plan
+) -> np.ndarray:
+    """Log-probs [N] float32 in the batch's order, whatever the packing."""
+    logprobs = np.zeros(batch.action_count, np.float32)
+    for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
+        logprobs[micro.actions] = forward(micro, chunks=chunks)[0].cpu().numpy()
+    return logprobs

@@ -1,0 +1,177 @@
+"""A policy under DeepSpeed: forward, accumulate gradients, step, and its whole weights.
+
+Everything that differs between the ZeRO stages is in this file. With S ranks DeepSpeed averages
+gradients, so `backward` scales by S, and shares of the loss add up over ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.model import PackedPolicy
+from rlx.core.engine.learner.packing import MicroBatch
+from rlx.core.errors import EngineError, UsageError
+
+
+def zero_stage(wanted: int | None, dtype: torch.dtype, world: int) -> int:
+    """The ZeRO stage: as wanted, else 0 for one float32 rank and 1 otherwise.
+
+    Raises:
+        UsageError: stage 0 with bfloat16, which would keep no float32 master copy.
+    """
+    if wanted == 0 and dtype == torch.bfloat16:
+        raise UsageError(
+            "ZeRO stage 0 keeps no float32 copy of bfloat16 weights: small updates would be lost.",
+            where="learner.zero_stage",
+            fix="learner.zero_stage: 1 (or learner.dtype: float32)",
+        )
+    if wanted is not None:
+        return wanted
+    return 0 if world == 1 and dtype == torch.float32 else 1
+
+
+class ShardedPolicy:
+    """One rank's part of a policy in training."""
+
+    def __init__(
+        self, policy: PackedPolicy, settings: LearnerConfig, *, dtype: torch.dtype, world: int
+    ) -> None:
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        import deepspeed
+
+        self.policy = policy
+        self.stage = zero_stage(settings.zero_stage, dtype, world)
+        self._world = world
+        self._max_norm = settings.max_grad_norm
+        self._device = next(policy.parameters()).device
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+        self._engine, _, _, _ = deepspeed.initialize(
+            model=policy,
+            model_parameters=_parameter_groups(policy, settings.weight_decay),
+            config=_deepspeed_config(policy, settings, stage=self.stage, dtype=dtype),
+        )
+
+    def forward(
+        self, micro: MicroBatch, *, chunks: int, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [n] of a micro-batch."""
+        return self._engine(
+            *on_device(micro, self._device), chunks=chunks, entropy_gradient=entropy_gradient
+        )
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add this micro-batch's gradient; gradients cross ranks with the `last` one."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss * self._world)
+
+    def step(self, rate: float) -> float:
+        """Clip, update the weights at learning rate `rate`, and return the norm before clipping.
+
+        Raises:
+            EngineError: the gradient is not finite; weights and optimizer are unchanged.
+        """
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        if self.stage == 0:
+            norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), self._max_norm))
+            applied = norm < float("inf")
+            if applied:
+                self._engine.step()
+        else:
+            self._engine.step()
+            norm = float(self._engine.get_global_grad_norm())
+            applied = self._engine.was_step_applied()
+        if not applied:
+            self.discard()
+            raise EngineError(f"the gradient's norm is {norm}: the weights were left as they were")
+        return norm
+
+    def discard(self) -> None:
+        """Forget accumulated gradients."""
+        optimizer = self._engine.optimizer
+        self._engine.zero_grad() if self.stage == 0 else optimizer.zero_grad()
+        if self.stage in (1, 2) and hasattr(optimizer, "averaged_gradients"):
+            optimizer.micro_step_id = -1
+            for group in list(optimizer.averaged_gradients):
+                optimizer.averaged_gradients[group] = None
+                optimizer.all_grad_tensors[group] = None
+
+    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors of the model's parameters, tied ones once. All ranks iterate.
+
+        A tensor of ZeRO-3 is valid until the next one is asked for.
+        """
+        import deepspeed
+
+        for name, parameter in self.policy.model.named_parameters():
+            if self.stage == 3:
+                with deepspeed.zero.GatheredParameters([parameter]):
+                    yield name, parameter.detach()
+            else:
+                yield name, parameter.detach()
+
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's own object, for checkpoints."""
+        return self._engine
+
+
+def on_device(micro: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`tokens, positions, source, targets` as tensors."""
+    arrays = (micro.tokens, micro.positions, micro.source, micro.targets)
+    first, second, third, fourth = (torch.from_numpy(array).to(device) for array in arrays)
+    return first, second, third, fourth
+
+
+def _parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay on matrices only; without decay one group, for ZeRO one flat buffer."""
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    if weight_decay == 0:
+        return [{"params": parameters}]
+    return [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _deepspeed_config(
+    policy: PackedPolicy, settings: LearnerConfig, *, stage: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    sizes = [parameter.numel() for parameter in policy.parameters()]
+    bucket = max(max(sizes), min(sum(sizes), 50_000_000))
+    hidden = policy.model.get_output_embeddings().weight.shape[1]
+    bf16 = dtype == torch.bfloat16
+    return {
+        # Never used to split batches: rlx packs micro-batches and marks the last one itself.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0 if stage == 0 else settings.max_grad_norm,
+        "steps_per_print": None,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": settings.lr,
+                "betas": list(settings.betas),
+                "weight_decay": settings.weight_decay,
+                # DeepSpeed's own Adam is compiled on first use, which needs g++ and half a minute.
+                "torch_adam": True,
+            },
+        },
+        "bf16": {"enabled": bf16, "check_grad_overflow": bf16},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": False,
+            # The defaults allocate gigabytes, whatever the model's size.
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+            "stage3_param_persistence_threshold": 10 * hidden,
+        },
+    }

@@ -1,0 +1,136 @@
+"""A tiny model, batches and learners for the learner's tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.core.config import LearnerConfig
+from rlx.core.engine.batches import take
+from rlx.core.engine.learner.learner import PolicyLearner
+from rlx.core.objective import ObjectiveSettings
+from rlx.core.references import ComponentRef
+from rlx.core.rollouts import TrainBatch
+
+VOCABULARY = 64
+PPO = ComponentRef(kind="losses", name="ppo", target="rlx.plugins.losses.ppo:ppo")
+TIS = ComponentRef(kind="corrections", name="tis", target="rlx.plugins.corrections.tis:tis")
+
+
+def write_model(folder: Path, *, dtype: str = "float32", seed: int = 0) -> str:
+    """A random Llama with hidden size 64, 2 layers and tied embeddings."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        # Large weights make attention sharp, so that a token of a foreign sequence shows.
+        initializer_range=0.2,
+    )
+    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return str(folder)
+
+
+def random_batch(seed: int = 0, *, count: int = 14, old: bool = True) -> TrainBatch:
+    """Rollouts of prompts, actions and (every third) an observation between two action spans."""
+    rng = np.random.default_rng(seed)
+    tokens, positions = [], []
+    for index in range(count):
+        prompt, actions = int(rng.integers(2, 9)), int(rng.integers(1, 20))
+        sampled = [False] * prompt + [True] * actions
+        if index % 3 == 0:
+            sampled += [False] * 4 + [True] * 5
+        tokens.append(rng.integers(3, VOCABULARY, len(sampled)))
+        positions.append(np.flatnonzero(sampled))
+    n = sum(len(position) for position in positions)
+    logprobs = -np.abs(rng.normal(3.0, 1.0, n)).astype(np.float32)
+    return TrainBatch(
+        tokens=np.concatenate(tokens).astype(np.int32),
+        lengths=np.array([len(row) for row in tokens], np.int64),
+        action_lengths=np.array([len(row) for row in positions], np.int64),
+        action_positions=np.concatenate(positions).astype(np.int64),
+        turn=np.zeros(n, np.int64),
+        group=np.arange(count) // 2,
+        rollout_logprobs=logprobs + rng.normal(0, 0.1, n).astype(np.float32),
+        rewards=rng.normal(size=count),
+        token_rewards=np.zeros(n),
+        advantages=rng.normal(size=n).astype(np.float32),
+        old_logprobs=logprobs if old else None,
+        ref_logprobs=logprobs + rng.normal(0, 0.1, n).astype(np.float32),
+    )
+
+
+def learner_arguments(model: str, **changes: Any) -> dict[str, Any]:
+    """Constructor arguments of a `PolicyLearner`; `changes` may also be fields of its settings."""
+    settings = {
+        "lr": 1e-2,
+        "row_tokens": 64,
+        "token_budget": 4096,
+        "dtype": "float32",
+        **{key: changes.pop(key) for key in list(changes) if key in LearnerConfig.model_fields},
+    }
+    arguments = {
+        "model": model,
+        "settings": LearnerConfig(**settings),
+        "objective": ObjectiveSettings(
+            aggregation="token-mean", kl_coef=0.05, entropy_coef=0.01, sequence_norm=32
+        ),
+        "loss": PPO,
+        "correction": TIS,
+        "temperature": 0.8,
+        "total_updates": 10,
+        "rank": 0,
+        "world": 1,
+        "master_port": 0,
+        "threads": 1,
+        "seed": 0,
+    }
+    return {**arguments, **changes}
+
+
+def started(model: str, **changes: Any) -> PolicyLearner:
+    learner = PolicyLearner(**learner_arguments(model, **changes))
+    learner.start()
+    return learner
+
+
+def read_weights(learner: PolicyLearner, folder: Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    written = learner.write_weights(str(folder / "weights.safetensors"), 1)
+    assert written is not None
+    return load_file(written.path)
+
+
+def difference(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
+    """Largest difference of a weight, relative to the largest weight."""
+    assert ours.keys() == theirs.keys()
+    scale = max(float(np.abs(value).max()) for value in theirs.values())
+    return max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours) / scale
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def permuted(batch: TrainBatch, seed: int) -> TrainBatch:
+    return take(batch, np.random.default_rng(seed).permutation(batch.sequence_count))
+
+
+def without_old_logprobs(batch: TrainBatch) -> TrainBatch:
+    return dataclasses.replace(batch, old_logprobs=None)
