@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-API_VERSION = 1
-"""Version of the contracts between rlx and its plugins (`rlx.core.api` lists the changes)."""
+from rlx.core.api import API_VERSION as API_VERSION
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,6 @@ import enum
 import inspect
 import types
 import typing
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Union, cast
 
@@ -19,12 +18,14 @@ import docstring_parser
 import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from rlx.core.errors import UsageError, did_you_mean
 
-_CONFIG = ConfigDict(
-    extra="forbid", arbitrary_types_allowed=True, protected_namespaces=(), validate_default=False
-)
+_CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+_FIELD = "parameter_"
+"""Prefix of the model's fields; parameters are their aliases, so that one may be called `copy`,
+`model_config` or `_secret`."""
 
 
 def parameters_model(obj: Callable[..., Any], *, label: str | None = None) -> type[BaseModel]:
@@ -48,9 +49,10 @@ def parameters_model(obj: Callable[..., Any], *, label: str | None = None) -> ty
     fields: dict[str, Any] = {}
     for parameter in keyword_only:
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        description = docs.get(parameter.name)
-        fields[parameter.name] = (hints[parameter.name], Field(default, description=description))
-    return _create(label, fields)
+        settings = Field(default, alias=parameter.name, description=docs.get(parameter.name))
+        fields[_FIELD + parameter.name] = (hints[parameter.name], settings)
+    model: type[BaseModel] = pydantic.create_model(label, __config__=_CONFIG, **fields)
+    return model
 
 
 def validate_parameters(
@@ -78,7 +80,12 @@ def validate_parameters(
 
 def parameter_values(model: BaseModel) -> dict[str, Any]:
     """Return the validated values by name, nested models kept as models."""
-    return {name: model.__dict__[name] for name in type(model).model_fields}
+    return {name.removeprefix(_FIELD): value for name, value in model.__dict__.items()}
+
+
+def parameter_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return pydantic's description of each parameter by its name."""
+    return {name.removeprefix(_FIELD): field for name, field in model.model_fields.items()}
 
 
 def portable_values(model: BaseModel) -> dict[str, Any]:
@@ -87,13 +94,14 @@ def portable_values(model: BaseModel) -> dict[str, Any]:
     Objects that have no plain form (callables, tensors) stay as they are.
     """
     values: dict[str, Any] = {}
-    for name in type(model).model_fields:
-        if name not in model.model_fields_set:
+    for field in type(model).model_fields:
+        if field not in model.model_fields_set:
             continue
+        name = field.removeprefix(_FIELD)
         try:
-            values[name] = model.model_dump(mode="json", include={name}, warnings="error")[name]
+            values[name] = model.model_dump(mode="json", include={field}, warnings="error")[field]
         except (pydantic.ValidationError, ValueError, TypeError):
-            values[name] = model.__dict__[name]
+            values[name] = model.__dict__[field]
     return values
 
 
@@ -178,13 +186,6 @@ def _annotations(
     return hints
 
 
-def _create(name: str, fields: dict[str, Any]) -> type[BaseModel]:
-    with warnings.catch_warnings():
-        # a parameter may be called `copy`: values are read from __dict__, never by attribute
-        warnings.filterwarnings("ignore", message="Field name .* shadows", category=UserWarning)
-        return cast("type[BaseModel]", pydantic.create_model(name, __config__=_CONFIG, **fields))
-
-
 def _refuse_positional(signature: inspect.Signature, label: str) -> None:
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -202,10 +203,11 @@ def _refuse_positional(signature: inspect.Signature, label: str) -> None:
 def _refuse_unknown(
     model: type[BaseModel], given: Mapping[str, Any], label: str, where: str | None
 ) -> None:
+    known = parameter_fields(model)
     for name in given:
-        if name in model.model_fields:
+        if name in known:
             continue
-        hint = did_you_mean(name, model.model_fields)
+        hint = did_you_mean(name, known)
         raise UsageError(
             f"{label} has no parameter {name!r}",
             where=_place(where, name),
@@ -233,9 +235,9 @@ def _refuse_booleans_as_numbers(
 ) -> None:
     """pydantic takes `true` for 1, which hides a mistake in a YAML file."""
     for name, value in given.items():
-        taken = checked.__dict__[name]
+        taken = checked.__dict__[_FIELD + name]
         if isinstance(value, bool) and type(taken) in (int, float):
-            kind = type_name(model.model_fields[name].annotation)
+            kind = type_name(parameter_fields(model)[name].annotation)
             raise UsageError(
                 f"{label}: parameter {name!r} can't be {value!r}",
                 where=_place(where, name),
@@ -266,7 +268,7 @@ def _usage_error(
         str(part) for part in entry["loc"][1:] if not (isinstance(part, str) and "[" in part)
     )
     detail = f" (at {below})" if below else ""
-    kind = type_name(model.model_fields[name].annotation)
+    kind = type_name(parameter_fields(model)[name].annotation)
     return UsageError(
         f"{label}: parameter {name!r} can't be {values.get(name)!r}: {entry['msg']}{detail}",
         where=_place(where, name),
@@ -278,7 +280,7 @@ def _listing(model: type[BaseModel]) -> str:
     if not model.model_fields:
         return "it has no parameters"
     described = []
-    for name, field in model.model_fields.items():
+    for name, field in parameter_fields(model).items():
         text = f"{name}: {type_name(field.annotation)}"
         described.append(text if field.is_required() else f"{text} = {field.default!r}")
     return f"parameters: {', '.join(described)}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from rlx.core.api import API_VERSION, version_warning
 from rlx.core.component import KINDS, Bound, kind_of, singular
 from rlx.core.discovery import (
     ALLOW_VARIABLE,
@@ -26,7 +27,7 @@ from rlx.core.hooks import Hooks
 from rlx.core.importing import extend_path, import_file, plugin_traceback
 from rlx.core.references import ComponentRef
 from rlx.core.registry import BUILTIN, Entry, Provider, Registrar, Registry
-from rlx.core.resolver import checked, file_without_attribute, make_ref, object_name
+from rlx.core.resolver import checked, describe, file_without_attribute, make_ref, object_name
 
 RLXFILE: Final = "rlxfile.py"
 _systems: dict[tuple[Any, ...], PluginSystem] = {}
@@ -170,6 +171,7 @@ class PluginSystem:
     def manifest(self, refs: Iterable[ComponentRef] = ()) -> dict[str, Any]:
         """Return the provenance of plugins and of the selected components, JSON-like."""
         return {
+            "api_version": API_VERSION,
             "distributions": {
                 item.provider.distribution: item.provider.version for item in self.distributions
             },
@@ -196,7 +198,7 @@ class PluginSystem:
         provider: Provider | None,
     ) -> ComponentRef:
         place = source.rpartition(":")[0] if isinstance(source, str) else ""
-        return make_ref(
+        ref = make_ref(
             kind,
             name,
             source,
@@ -205,6 +207,13 @@ class PluginSystem:
             provider=provider or self._owner(place),
             search_path=self.search_path,
         )
+        self._check_version(ref.load(), describe(kind, name, provider))
+        return ref
+
+    def _check_version(self, obj: Any, label: str) -> None:
+        warning = version_warning(obj, label)
+        if warning and warning not in self.problems:
+            self._warn(warning)
 
     def _register_builtins(self) -> None:
         import rlx.plugins
@@ -254,7 +263,9 @@ class PluginSystem:
         own = provider.distribution
         label = own if name == own else f"{own}:{name}"
         try:
-            for oddity in self.hook.register(load(), label):
+            plugin = load()
+            self._check_version(plugin, f"hook plugin {name!r} of {provider}")
+            for oddity in self.hook.register(plugin, label):
                 self._warn(f"hook plugin {name!r} of {provider}: {oddity}")
             self._collect(label, provider)
         except (Exception, SystemExit) as error:
