@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.engine.interfaces import RewardReply
-from rlx.core.engine.reward_threads import DaemonThreads, GivenUp, within
+from rlx.core.engine.reward_threads import CallTimeoutError, DaemonThreads, within
 from rlx.core.references import Bound
 from rlx.core.rewards import RewardInputs, as_reward, excerpt
 
@@ -52,7 +52,7 @@ class RewardCall:
             value = await self._attempts(
                 samples[0] if self.bound.tags.scope == "rollout" else list(samples)
             )
-        except GivenUp:
+        except CallTimeoutError:
             return self._failed(samples, f"did not return within {self._timeout:g} s", samples[0])
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
@@ -70,7 +70,7 @@ class RewardCall:
         for attempt in range(self._retries + 1):
             try:
                 return await self._once(argument)
-            except GivenUp:
+            except CallTimeoutError:
                 raise
             except Exception:
                 if attempt == self._retries:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class GivenUp(Exception):
+class CallTimeoutError(Exception):
     """A call took longer than its time-out."""
 
 
@@ -40,7 +40,7 @@ class DaemonThreads:
         return self._stuck
 
     async def run(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
-        """Return `function(*args)`; raises its exception, or `GivenUp` after `timeout` seconds."""
+        """Return `function(*args)`; raises what it raises, or `CallTimeoutError`."""
         with self._lock:
             thread = self._idle.pop() if self._idle else _Thread(self, self._name)
         loop = asyncio.get_running_loop()
@@ -77,14 +77,14 @@ class DaemonThreads:
 
 
 async def within(timeout: float, work: Awaitable[T]) -> T:
-    """Await `work`; raises `GivenUp` after `timeout` seconds (a `TimeoutError` is the work's)."""
+    """Await `work`; raises `CallTimeoutError` after `timeout` s (`TimeoutError` is the work's)."""
     scope = asyncio.timeout(timeout)
     try:
         async with scope:
             return await work
     except TimeoutError:
         if scope.expired():
-            raise GivenUp from None
+            raise CallTimeoutError from None
         raise
 
 

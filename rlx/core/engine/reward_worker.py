@@ -90,7 +90,7 @@ class RewardWorker:
         return [[reply for reply in row if reply is not None] for row in table]
 
     def stuck(self) -> int:
-        """Calls that were given up and still run; with `concurrency` of them, replace the worker."""
+        """Calls that were given up and still run; at `concurrency` replace the worker."""
         return self._threads.stuck
 
     def state_dict(self) -> dict[str, Any]:
