@@ -1,0 +1,208 @@
+"""Agents: how a task becomes a rollout, in two forms over one `Episode`.
+
+Step form, the core drives: `async def step(turn: Turn, *, ...) -> Step`.
+Free form, the agent drives: `async def run(episode: Episode, *, ...) -> None`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlx.core.conversation import Observation
+from rlx.core.episode import Episode, EpisodeEnded, Generate, Limits, Reply
+from rlx.core.errors import ComponentError, RlxError
+from rlx.core.rollouts import FinishReason, Rollout, Task
+
+if TYPE_CHECKING:
+    from rlx.core.references import Bound
+
+__all__ = [
+    "Episode",
+    "EpisodeEnded",
+    "Generate",
+    "Limits",
+    "Observation",
+    "Reply",
+    "Step",
+    "Turn",
+    "agent_form",
+    "run_agent",
+]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the step form is given after each engine call."""
+
+    action: str
+    """The sampled text, special tokens skipped."""
+    observation: Observation
+    """What the model answered to: the task's prompt, then the last step's observation."""
+    task: Task
+    index: int
+    """0 for the first engine call."""
+    state: dict[str, Any]
+    """The episode's own; kept from turn to turn, empty at first."""
+    metadata: dict[str, Any]
+    """The task's columns. What an agent adds reaches rewards as `sample.task[...]`."""
+    tokens: Sequence[int]
+    """The sampled ids."""
+    finish_reason: FinishReason
+    seed: int
+    """A function of the run's seed and the turn's place, for agents that draw random numbers."""
+    chat: bool
+    """The prompt went through the chat template."""
+
+    def say(self, text: str, role: str = "user") -> Observation:
+        """`text` in the form that fits the task: a chat message, or plain text."""
+        return [{"role": role, "content": text}] if self.chat else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The step form's answer to a turn."""
+
+    observation: Observation | None = None
+    """Plain text (appended as it is), or chat messages; None ends the episode or, after a turn
+    that was cut off, lets the model write on."""
+    reward: float = 0.0
+    """Of this turn; the rewards' scores of the whole rollout come on top."""
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to log, averaged over the batch."""
+
+
+async def run_agent(
+    agent: Bound, episode: Episode, *, on_error: Literal["raise", "keep"] = "raise"
+) -> Rollout:
+    """Run an agent to the end of its episode.
+
+    Args:
+        agent: a component of the step form or the free form (`agent_form`).
+        on_error: `raise` ends in ComponentError when the agent fails; `keep` logs the failure and
+            gives what there is, with the finish reason `error`.
+
+    Errors of the engine call and rlx's own pass through as they are.
+    """
+    form = agent_form(agent)
+    reason: FinishReason | None = None
+    try:
+        if form == "step":
+            reason = await _drive(agent, episode)
+        else:
+            await _run_free(agent, episode)
+        if episode.turns == 0:
+            raise ComponentError(f"agent {agent.name!r} ended without an engine call")
+    except EpisodeEnded as ended:
+        reason = ended.reason
+    except Exception as error:
+        if error is episode.engine_error:
+            raise
+        if on_error == "raise":
+            if isinstance(error, RlxError):
+                raise
+            raise ComponentError(
+                f"agent {agent.name!r} failed in task {episode.task.id}, turn {episode.turns}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        log.warning("agent %r failed in task %s", agent.name, episode.task.id, exc_info=True)
+        reason = "error"
+    return episode.rollout(reason)
+
+
+def agent_form(agent: Bound) -> Literal["step", "free"]:
+    """Which of the two forms a component has.
+
+    The tag `form` decides; else a method `step` or `run`; else the annotation or the name of the
+    one positional parameter (`turn: Turn`, `episode: Episode`). Raises ComponentError otherwise.
+    """
+    form = agent.tags.extra.get("form")
+    if form in ("step", "free"):
+        return form  # type: ignore[no-any-return]
+    instance = agent.instance
+    if not inspect.isroutine(instance):
+        for name, found in (("step", "step"), ("run", "free")):
+            if callable(getattr(instance, name, None)):
+                return found  # type: ignore[return-value]
+    first = next(iter(inspect.signature(instance).parameters.values()), None)
+    hints = () if first is None else (str(first.annotation), first.name)
+    for hint in hints:
+        word = hint.rsplit(".", 1)[-1].strip("'\"<>").lower()
+        if word in ("turn", "episode"):
+            return "step" if word == "turn" else "free"
+    raise ComponentError(
+        f"agent {agent.name!r} is neither step(turn: Turn) nor run(episode: Episode): "
+        "annotate its positional parameter"
+    )
+
+
+def _method(agent: Bound, name: str) -> Callable[[Any], Any]:
+    own = None if inspect.isroutine(agent.instance) else getattr(agent.instance, name, None)
+    return own if callable(own) else agent
+
+
+async def _run_free(agent: Bound, episode: Episode) -> None:
+    result = _method(agent, "run")(episode)
+    if not inspect.isawaitable(result):
+        raise ComponentError(f"agent {agent.name!r} must be `async def`: it drives the episode")
+    if (value := await result) is not None:
+        raise ComponentError(
+            f"agent {agent.name!r} returned {type(value).__name__}: an agent of the free form "
+            "returns nothing (episode.reward, episode.metadata and episode.metric take results)"
+        )
+
+
+async def _drive(agent: Bound, episode: Episode) -> FinishReason | None:
+    """The step form's loop; returns the finish reason where it is not the last turn's own."""
+    step = _method(agent, "step")
+    observation: Observation = episode.task.prompt
+    while True:
+        index = episode.turns
+        reply = await episode.generate()
+        turn = Turn(
+            action=reply.text,
+            observation=observation,
+            task=episode.task,
+            index=index,
+            state=episode.state,
+            metadata=episode.metadata,
+            tokens=reply.tokens,
+            finish_reason=reply.finish_reason,
+            seed=episode.turn_seed(index),
+            chat=episode.chat,
+        )
+        answer = await _call_step(step, turn)
+        if not isinstance(answer, Step):
+            raise ComponentError(
+                f"agent {agent.name!r} returned {type(answer).__name__}, not a Step"
+            )
+        episode.reward(answer.reward)
+        for name, value in answer.metrics.items():
+            episode.metric(name, value)
+        if answer.observation is not None:
+            episode.observe(answer.observation)
+            observation = answer.observation
+        if answer.done:
+            return None
+        if answer.observation is None and reply.finish_reason != "length":
+            raise ComponentError(
+                f"agent {agent.name!r} goes on without an observation after a finished turn: "
+                "give one, or Step(done=True)"
+            )
+
+
+async def _call_step(step: Callable[[Any], Any], turn: Turn) -> Any:
+    """A step that is no coroutine runs in a thread, so that a slow one doesn't stall the others."""
+    function = step if inspect.isroutine(step) else getattr(step, "instance", step)
+    function = function if inspect.isroutine(function) else type(function).__call__
+    if inspect.iscoroutinefunction(function):
+        return await step(turn)
+    result = await asyncio.to_thread(step, turn)
+    return await result if inspect.isawaitable(result) else result

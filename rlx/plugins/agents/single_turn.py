@@ -1,0 +1,10 @@
+"""One engine call; the rewards judge its text."""
+
+from __future__ import annotations
+
+from rlx.core.agents import Episode
+
+
+async def single_turn(episode: Episode) -> None:
+    """Answer the task in one turn."""
+    await episode.generate()
