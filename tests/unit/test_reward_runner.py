@@ -146,7 +146,7 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (tmp_path / "reward_functions.py").write_text(textwrap.dedent(FUNCTIONS))
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("reward_functions", None)
-    import reward_functions  # type: ignore[import-not-found]
+    import reward_functions
 
     yield reward_functions
     reward_functions.release.set()
@@ -277,7 +277,7 @@ def test_asynchronous_rewards_are_awaited(functions: Any, name: str) -> None:
 def test_group_scope_gets_whole_groups_even_when_they_travel_together(functions: Any) -> None:
     runner = make_runner("rank")
 
-    async def both() -> list[list[Rollout] | None]:
+    async def both() -> Sequence[list[Rollout] | None]:
         return await asyncio.gather(
             runner.score_group(group("b", "a", number=0)),
             runner.score_group(group("x", "z", "y", number=1)),
@@ -463,7 +463,7 @@ def mortal_runner(**policy: Any) -> tuple[RewardRunner, list[int]]:
 def test_only_the_group_that_kills_workers_fails(functions: Any) -> None:
     runner, replaced = mortal_runner(failure="drop_group")
 
-    async def three() -> list[list[Rollout] | None]:
+    async def three() -> Sequence[list[Rollout] | None]:
         return await asyncio.gather(
             runner.score_group(group("a", "bb", number=0)),
             runner.score_group(group("c", "deadly", number=1)),

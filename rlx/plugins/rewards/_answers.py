@@ -6,16 +6,20 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+# [0-9], not \d: other scripts' digits are not what math-verify reads.
+_DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _CURRENCY = r"(?:\\?\$|[€£¥₹])"
 # Signs may stand before or after the currency sign; a decimal comma is left to math-verify.
 _PLAIN = re.compile(
-    rf"(?P<sign>[-+]?)\s*{_CURRENCY}?\s*(?P<sign2>[-+]?)(?P<digits>{_DIGITS})\s*(?P<percent>\\?%)?\.?"
+    rf"(?P<sign>[-+]?)\s*{_CURRENCY}?\s*(?P<sign2>[-+]?)"
+    rf"(?P<digits>{_DIGITS})\s*(?P<percent>\\?%)?\.?"
 )
 # A minus directly after a digit is subtraction, a digit directly after a letter part of a name.
+_MINUS = r"(?:(?<![\w)])-)?"
 _LAST = re.compile(
-    rf"(?:(?<![\d)])-)?\\[dt]?frac\{{-?\d+\}}\{{\d+\}}"
-    rf"|(?:(?<![\d)\w])-)?{_CURRENCY}?(?<![\w.])(?:{_DIGITS})(?:\s*/\s*\d+(?![\d.,]*\d))?(?:\s*\\?%)?"
+    rf"{_MINUS}\\[dt]?frac\{{-?[0-9]+\}}\{{[0-9]+\}}"
+    rf"|{_MINUS}{_CURRENCY}?(?<![\w.])(?:{_DIGITS})"
+    r"(?:\s*/\s*[0-9]+(?![0-9.,]*[0-9]))?(?:\s*\\?%)?"
 )
 _INLINE = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _BOXES = ("\\boxed", "\\fbox")
@@ -76,7 +80,9 @@ def label_answer(label: object) -> str:
     Raises `ValueError` for an empty label.
     """
     text = str(label)
-    answer = after_hashes(text) or last_boxed(text) or text.strip()
+    answer = after_hashes(text)
+    if answer is None:
+        answer = last_boxed(text) or text.strip()
     if not answer:
         raise ValueError("the label is empty; there is nothing to compare the response with")
     inline = _INLINE.fullmatch(answer)
