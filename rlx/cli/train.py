@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlx.cli.checks import checked
 from rlx.cli.options import RunOptions, run_options
-from rlx.cli.output import console, next_step, print_warning
-from rlx.core.run import CONFIG_NAME, METRICS_NAME, default_folder
+from rlx.cli.output import console, next_step
+from rlx.core.run import CONFIG_NAME, METRICS_NAME
 from rlx.core.settings import Settings, dump_yaml
 
 if TYPE_CHECKING:
     from rlx.core.engine.train import TrainResult
-    from rlx.core.plugins import PluginSystem
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -40,34 +40,18 @@ def train(
     Settings, later ones win: defaults, -c, environment (RLX_LEARNER__LR), flags, --set.
     """
     settings = options.settings(resume=resume)
-    plugins = _checked(settings, resume=resume)
+    work = checked(settings, resume=resume)
     if dry_run:
         typer.echo(dump_yaml(settings.config, settings.origins), nl=False)
         return
     from rlx.core.engine.train import train as run_training
 
-    result = run_training(settings.config, plugins=plugins, resume=resume, origins=settings.origins)
+    result = run_training(
+        settings.config, plugins=work.plugins, resume=resume, origins=settings.origins
+    )
     _report(result, settings)
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
-
-
-def _checked(settings: Settings, *, resume: bool) -> PluginSystem:
-    """Names, parameters and relations, before the engine is even imported."""
-    from rlx.core.models import model_info
-    from rlx.core.plugins import PluginSystem
-    from rlx.core.preflight import check
-    from rlx.core.selection import select
-
-    config = settings.config
-    plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
-    selection = select(config, plugins, origins=settings.origins)
-    info = model_info(config.model, where=f"model ({settings.origin('model')})")
-    output = config.output or (None if resume else default_folder(config, Path("runs")))
-    whole = config.model_copy(update={"output": output})
-    for finding in check(whole, selection, info, resume=resume, origins=settings.origins):
-        print_warning(finding.what, finding.fix)
-    return plugins
 
 
 def _report(result: TrainResult, settings: Settings) -> None:

@@ -1,0 +1,47 @@
+"""What `train` and `plan` check before anything heavy is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlx.cli.output import print_warning
+from rlx.core.settings import Settings
+
+if TYPE_CHECKING:
+    from rlx.core.models import ModelInfo
+    from rlx.core.plugins import PluginSystem
+    from rlx.core.selection import Selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What came out of the checks."""
+
+    plugins: PluginSystem
+    selection: Selection
+    info: ModelInfo
+
+
+def checked(settings: Settings, *, resume: bool) -> Checked:
+    """Check names, parameters, the model and all relations; print the warnings.
+
+    Raises:
+        UsageError: with what is wrong, where it was set and what to write instead.
+    """
+    from rlx.core.models import model_info
+    from rlx.core.plugins import PluginSystem
+    from rlx.core.preflight import check
+    from rlx.core.run import default_folder
+    from rlx.core.selection import select
+
+    config = settings.config
+    plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
+    info = model_info(config.model, where=f"model ({settings.origin('model')})")
+    selection = select(config, plugins, origins=settings.origins)
+    output = config.output or (None if resume else default_folder(config, Path("runs")))
+    whole = config.model_copy(update={"output": output})
+    for finding in check(whole, selection, info, resume=resume, origins=settings.origins):
+        print_warning(finding.what, finding.fix)
+    return Checked(plugins=plugins, selection=selection, info=info)
