@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,50 +11,63 @@ import torch
 from rlx.core.advantages import estimate
 from rlx.core.component import Bound
 from rlx.core.config import RunConfig
+from rlx.core.engine.metrics import advantage_metrics
 from rlx.core.inputs import EstimatorInputs
 from rlx.core.rollouts import Group, TrainBatch
 
 
 def compute_advantages(
-    estimator: Bound, batch: TrainBatch, groups: Sequence[Group], config: RunConfig
-) -> TrainBatch:
-    """Return the batch with `advantages` [N] (and `returns` [N] when the estimator gives them)."""
+    estimator: Bound,
+    batch: TrainBatch,
+    groups: Sequence[Group],
+    config: RunConfig,
+    weights: Mapping[str, float],
+) -> tuple[TrainBatch, dict[str, float]]:
+    """Return the batch with `advantages` [N] (and `returns` [N] where given), and its metrics.
+
+    Args:
+        weights: of the reward parts, by the name that they have in `Rollout.parts`.
+    """
     result = estimate(
         estimator,
-        estimator_inputs(batch, groups, config),
+        estimator_inputs(batch, groups, weights),
         kl_coef=config.kl.coef,
         kl_estimator=config.kl.estimator,
         kl_in_reward=config.kl.coef > 0 and config.kl.placement == "reward",
     )
     returns = None if result.returns is None else result.returns.float().numpy()
-    return dataclasses.replace(batch, advantages=result.advantages.float().numpy(), returns=returns)
+    filled = dataclasses.replace(
+        batch, advantages=result.advantages.float().numpy(), returns=returns
+    )
+    return filled, {**advantage_metrics(filled), **result.metrics}
 
 
 def estimator_inputs(
-    batch: TrainBatch, groups: Sequence[Group], config: RunConfig
+    batch: TrainBatch, groups: Sequence[Group], weights: Mapping[str, float]
 ) -> EstimatorInputs:
+    """What an estimator sees of a batch; optional inputs are there when they were computed."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     names = sorted({name for rollout in rollouts for name in rollout.parts})
-    parts = {
-        name: torch.tensor([float(rollout.parts.get(name, 0.0)) for rollout in rollouts])
-        for name in names
+    optional: dict[str, np.ndarray | None] = {
+        "values": batch.values,
+        "logprobs": batch.old_logprobs,
+        "old_logprobs": batch.old_logprobs,
+        "ref_logprobs": batch.ref_logprobs,
     }
-    weights = {reward.name: reward.weight for reward in config.rewards}
     return EstimatorInputs(
         rewards=_tensor(batch.rewards),
         token_rewards=_tensor(batch.token_rewards),
         group=torch.from_numpy(batch.group),
         lengths=torch.from_numpy(batch.action_lengths),
         turn=torch.from_numpy(batch.turn),
-        logprobs=_tensor(batch.old_logprobs),
-        old_logprobs=_tensor(batch.old_logprobs),
-        ref_logprobs=_tensor(batch.ref_logprobs),
         rollout_logprobs=_tensor(batch.rollout_logprobs),
-        values=_tensor(batch.values),
-        parts=parts,
+        parts={
+            name: torch.tensor([float(rollout.parts.get(name, 0.0)) for rollout in rollouts])
+            for name in names
+        },
         part_weights={name: weights.get(name, 1.0) for name in names},
-    )
+    ).replace(**{name: _tensor(array) for name, array in optional.items() if array is not None})
 
 
-def _tensor(array: np.ndarray | None) -> Any:
-    return None if array is None else torch.from_numpy(array.astype(np.float32))
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.float32))

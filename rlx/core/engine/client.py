@@ -1,7 +1,7 @@
 """The driver's side of a rollout engine: many small requests in, few worker calls out.
 
-Requests made in the same turn of the event loop go to the engine in one call, in the order in which
-they were made. That keeps the number of remote calls low, and it makes a synchronous run repeatable:
+Requests made in the same turn of the event loop go to the engine in one call, in their order.
+That keeps the number of remote calls low, and it makes a synchronous run repeatable:
 the engine adds all requests of a call before it steps, so its batches do not depend on timing.
 """
 

@@ -26,7 +26,7 @@ class Sampling:
     top_k: int = 0
     """0 keeps the whole vocabulary."""
     stop_token_ids: tuple[int, ...] = ()
-    """In addition to the tokenizer's end-of-sequence token; the stop token is part of the output."""
+    """Beside the tokenizer's end-of-sequence token; the stop token is part of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Learner(Protocol):
         ...
 
     def abort(self) -> None:
-        """Ask a running `update` to give up before its first optimizer step (called concurrently)."""
+        """Ask a running `update` to give up before its first optimizer step."""
         ...
 
     def write_weights(self, path: str, version: int) -> WeightsFile | None:

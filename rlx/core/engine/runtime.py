@@ -58,6 +58,10 @@ class Worker(Protocol):
 class Runtime(Protocol):
     async def start(self, spec: WorkerSpec) -> Worker: ...
 
+    async def end(self, worker: Any) -> None:
+        """End one worker, whatever it is doing."""
+        ...
+
     async def close(self) -> None:
         """End every worker that this runtime started."""
         ...
@@ -110,6 +114,9 @@ class InlineWorker:
     async def now(self, method: str, *args: Any) -> Any:
         return self._host.now(method, args)
 
+    def close(self) -> None:
+        self._host.close()
+
 
 class InlineRuntime:
     def __init__(self) -> None:
@@ -124,9 +131,14 @@ class InlineRuntime:
         self._workers.append(worker)
         return worker
 
+    async def end(self, worker: InlineWorker) -> None:
+        """Forget the worker; a thread that hangs in it can't be ended, only left behind."""
+        worker.close()
+        self._workers.remove(worker)
+
     async def close(self) -> None:
         for worker in reversed(self._workers):
-            worker._host.close()
+            worker.close()
         self._workers.clear()
 
 
@@ -275,6 +287,12 @@ class RayRuntime:
         self._workers.append(worker)
         await worker._await(actor.construct.remote(), "start")
         return worker
+
+    async def end(self, worker: RayWorker) -> None:
+        import ray
+
+        ray.kill(worker.actor)
+        self._workers.remove(worker)
 
     async def close(self) -> None:
         import ray

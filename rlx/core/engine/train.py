@@ -109,10 +109,10 @@ def prepare(
     plugins = plugins or PluginSystem.load(
         disable=config.plugins.disable, required=config.plugins.required
     )
-    selection = select(config, plugins)
+    selection = select(config, plugins, origins=origins)
     model = resolve_model(config.model)
     info = model_info(model)
-    check(config, selection, info, resume=resume)
+    check(config, selection, info, resume=resume, origins=origins)
     plugins.control("rlx_configure", config=config)
     context_length = min(info.context_length, config.rollout.context_length or info.context_length)
     tokenizer = _load_tokenizer(model)
@@ -228,6 +228,7 @@ class _Session:
             reporter=self._reporter,
             plugins=plan.plugins,
             needs_old_logprobs=workers.needs_old_logprobs(config, plan.selection.requires),
+            reward_weights=rewards.weights,
         )
         if plan.checkpoint is not None:
             self._reporter.status(f"resuming from {plan.checkpoint.name}")
@@ -291,10 +292,24 @@ class _Session:
             if reference_specs
             else None
         )
-        rewards = RewardRunner(
-            [started[spec.name] for spec in reward_specs], plan.selection.rewards, config.reward
-        )
+        rewards = self._reward_runner(reward_specs, started)
         return learner, reference, RolloutClient(started["engine"]), rewards, self._facts
+
+    def _reward_runner(
+        self, specs: list[WorkerSpec], started: Mapping[str, Worker]
+    ) -> RewardRunner:
+        running = [started[spec.name] for spec in specs]
+
+        async def replace(number: int) -> Worker:
+            assert self._runtime is not None
+            await self._runtime.end(running[number])
+            running[number] = await self._runtime.start(specs[number])
+            await running[number].call("start")
+            return running[number]
+
+        return RewardRunner(
+            list(running), self._plan.selection.rewards, self._config.reward, replace=replace
+        )
 
     def _reference_specs(self) -> list[WorkerSpec]:
         plan, config = self._plan, self._config

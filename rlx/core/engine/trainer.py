@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collected, Collector, unwrap
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
-from rlx.core.engine.metrics import advantage_metrics, merge, rollout_metrics, rollout_records
+from rlx.core.engine.metrics import merge, rollout_metrics, rollout_records
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.reporting import Reporter
 from rlx.core.errors import RunInterrupted
@@ -47,6 +47,7 @@ class Trainer:
         reporter: Reporter,
         plugins: PluginSystem,
         needs_old_logprobs: bool,
+        reward_weights: Mapping[str, float],
     ) -> None:
         self._run = run
         self._config = config
@@ -59,6 +60,7 @@ class Trainer:
         self._reporter = reporter
         self._plugins = plugins
         self._needs_old_logprobs = needs_old_logprobs
+        self._reward_weights = reward_weights
         self.step = 0
         self.metrics: dict[str, float] = {}
         self._saved_step: int | None = None
@@ -94,7 +96,9 @@ class Trainer:
         with self._timed("score"):
             batch = await self._score(batch)
         with self._timed("advantage"):
-            batch = compute_advantages(self._estimator, batch, collected.groups, self._config)
+            batch, advantages = compute_advantages(
+                self._estimator, batch, collected.groups, self._config, self._reward_weights
+            )
         with self._timed("update"):
             update = await self._learner.update(batch, step=self.step)
         if update is None:
@@ -106,7 +110,7 @@ class Trainer:
         if self._checkpoint_is_due():
             with self._timed("checkpoint"):
                 await self.checkpoint()
-        self._emit(collected, batch, update, time.perf_counter() - started)
+        self._emit(collected, batch, merge(advantages, update.metrics), update, started)
         self._phase = "idle"
 
     async def _score(self, batch: TrainBatch) -> TrainBatch:
@@ -122,22 +126,26 @@ class Trainer:
         return batch
 
     def _emit(
-        self, collected: Collected, batch: TrainBatch, update: UpdateResult, seconds: float
+        self,
+        collected: Collected,
+        batch: TrainBatch,
+        numbers: Mapping[str, float],
+        update: UpdateResult,
+        started: float,
     ) -> None:
-        tokens = batch.action_count
+        seconds = time.perf_counter() - started
         self._times["rollout"] = collected.rollout_seconds
         self._times["reward"] = collected.reward_seconds
         metrics = merge(
             rollout_metrics(collected.groups),
             collected.metrics,
-            advantage_metrics(batch),
-            update.metrics,
+            numbers,
             self._publisher.metrics(),
             {f"time/{name}": value for name, value in self._times.items() if name != "advantage"},
             {
                 "time/step": seconds,
                 "throughput/rollouts_per_s": batch.sequence_count / seconds,
-                "throughput/tokens_per_s": tokens / seconds,
+                "throughput/tokens_per_s": batch.action_count / seconds,
             },
         )
         metrics |= self._plugins.step_metrics(run=self._run, step=self.step, batch=batch)

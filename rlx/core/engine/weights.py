@@ -31,7 +31,7 @@ def checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 def _crc32(tensor: torch.Tensor) -> int:
     data = tensor.detach().cpu().contiguous()
     # NumPy has no bfloat16, so every dtype is looked at as bytes.
-    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data)
 
 
 @contextmanager

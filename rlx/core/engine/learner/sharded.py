@@ -42,15 +42,12 @@ class ShardedPolicy:
     def __init__(
         self, policy: PackedPolicy, settings: LearnerConfig, *, dtype: torch.dtype, world: int
     ) -> None:
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        import deepspeed
-
+        deepspeed = _import_deepspeed()
         self.policy = policy
         self.stage = zero_stage(settings.zero_stage, dtype, world)
         self._world = world
         self._max_norm = settings.max_grad_norm
         self._device = next(policy.parameters()).device
-        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         self._engine, _, _, _ = deepspeed.initialize(
             model=policy,
             model_parameters=_parameter_groups(policy, settings.weight_decay),
@@ -107,8 +104,7 @@ class ShardedPolicy:
 
         A tensor of ZeRO-3 is valid until the next one is asked for.
         """
-        import deepspeed
-
+        deepspeed = _import_deepspeed()
         for name, parameter in self.policy.model.named_parameters():
             if self.stage == 3:
                 with deepspeed.zero.GatheredParameters([parameter]):
@@ -120,6 +116,17 @@ class ShardedPolicy:
     def engine(self) -> Any:
         """DeepSpeed's own object, for checkpoints."""
         return self._engine
+
+
+def _import_deepspeed() -> Any:
+    """DeepSpeed, quiet, and without compiling anything."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    import deepspeed
+
+    # Its shared-memory all-reduce serves inference only, and costs 100 s of g++ at the first start.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return deepspeed
 
 
 def on_device(micro: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -182,7 +182,7 @@ class _Batch:
         ended = stopped | (self._limits <= self._done)
         if not ended.any():
             return []
-        reasons = {
+        reasons: dict[int, FinishReason] = {
             row: "stop" if stop else "length"
             for row, (stop, end) in enumerate(zip(stopped.tolist(), ended.tolist(), strict=True))
             if end

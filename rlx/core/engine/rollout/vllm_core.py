@@ -60,9 +60,7 @@ class VllmCore:
         self._running: dict[Key, _Running] = {}
 
     def start(self) -> Mapping[str, Any]:
-        variables = vllm_environment(
-            self._model, threads=self._threads, enforce_eager=self._settings.enforce_eager
-        )
+        variables = vllm_environment(self._model, threads=self._threads)
         with borrowed_process({**variables, "RLX_ENGINE_PID": str(os.getpid())}):
             import torch
 
@@ -149,6 +147,7 @@ class VllmCore:
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
+            skip_clone=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = {"prompt_token_ids": [int(token) for token in request.prompt]}

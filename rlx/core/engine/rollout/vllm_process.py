@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 
-def vllm_environment(model: str, *, threads: int, enforce_eager: bool) -> dict[str, str]:
+def vllm_environment(model: str, *, threads: int) -> dict[str, str]:
     """Variables that must be set before vLLM is imported.
 
     A worker process should have them from its start: OpenMP reads its own when torch loads it.
@@ -35,9 +35,6 @@ def vllm_environment(model: str, *, threads: int, enforce_eager: bool) -> dict[s
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     }
-    if enforce_eager:
-        # Without it the first generation compiles vLLM's log-prob ranking (1.5 s).
-        variables["TORCHDYNAMO_DISABLE"] = "1"
     if Path(model).is_dir():
         variables["HF_HUB_OFFLINE"] = "1"
     return variables
@@ -45,7 +42,7 @@ def vllm_environment(model: str, *, threads: int, enforce_eager: bool) -> dict[s
 
 @contextmanager
 def borrowed_process(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set `variables` meanwhile; afterwards environment, thread setter and generators are as before."""
+    """Set `variables` meanwhile; leave environment, thread setter and generators as they were."""
     import torch
 
     environment = dict(os.environ)

@@ -9,10 +9,9 @@ from typing import Any
 
 from rlx.core.engine.interfaces import WeightsFile
 from rlx.core.engine.weights import open_weights
-from rlx.core.errors import EngineError
 
 OWNER_VARIABLE = "RLX_ENGINE_PID"
-"""Process that owns the engine; with tensor parallelism the workers are its children."""
+"""Names the process that owns the engine; with tensor parallelism workers are its children."""
 
 
 class WorkerExtension:
@@ -90,4 +89,20 @@ def _start_watchdog() -> None:
         threading.Thread(target=_watch, args=(owner,), name="watchdog", daemon=True).start()
 
 
+def _skip_ranks() -> None:
+    """Replace the ranks of sampled tokens, which rlx does not ask for, by zeros.
+
+    vLLM can't be told to leave them out; counting them compiles a kernel at the first generation
+    (1.5 s) and reads all logits once more at every step.
+    """
+    import torch
+    from vllm.v1.sample import sampler
+
+    def no_ranks(logprobs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device)
+
+    sampler.batched_count_greater_than = no_ranks
+
+
 _start_watchdog()
+_skip_ranks()

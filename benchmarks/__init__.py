@@ -1,0 +1,1 @@
+"""Benchmarks: each module prints a table; run them on an otherwise idle machine."""
