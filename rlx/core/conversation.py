@@ -33,10 +33,6 @@ class Conversation:
         """The messages that are in the tokens, the last answer included."""
         self._waiting: list[str | list[Message]] = []
         self._acted = False
-        self._special_ids = {
-            *tokenizer.all_special_ids,
-            *getattr(tokenizer, "added_tokens_decoder", {}),
-        }
 
     def act(self, text: str) -> None:
         """Note what the model wrote."""
@@ -124,6 +120,10 @@ class Conversation:
         after = text.split(_MARKER)[1]
         # the answer's own end-of-turn token was sampled: not once more
         ended = str(self._tokenizer.decode([last_token], skip_special_tokens=False))
-        if last_token in self._special_ids and after.startswith(ended):
+        if last_token in self._special_ids() and after.startswith(ended):
             return after[len(ended) :]
         return after
+
+    def _special_ids(self) -> set[int]:
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return {*self._tokenizer.all_special_ids, *added}
