@@ -37,8 +37,8 @@ _LOSSES: Final = (
 )
 _CORRECTIONS: Final = ("none", "tis", "icepop", "seq_tis", "seq_mask_tis")
 _REWARDS: Final = ("math", "exact_match", "regex", "overlong", "repetition", "stop_properly")
-_AGENTS: Final = ("single_turn",)
-_SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic"}
+_AGENTS: Final = ("single_turn", "retry")
+_SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
 _TRACKERS: Final = {"jsonl": "Jsonl", "console": "Console", "tensorboard": "TensorBoard"}
 
 
