@@ -112,17 +112,22 @@ class PluginSystem:
         Raises `UsageError`: unknown or ambiguous name, failed import (with the full traceback),
         unknown parameter or wrong type.
         """
-        kind, given = kind_of(kind), dict(params or {})
+        ref = self.locate(kind, name, where=where)
+        return checked(ref, {**ref.params, **(params or {})}, where)
+
+    def locate(self, kind: str, name: Any, *, where: str | None = None) -> ComponentRef:
+        """Return `ref(…)` without a look at the parameters, which may be missing."""
+        kind = kind_of(kind)
         if isinstance(name, ComponentRef):
-            return checked(name, name.load(), {**name.params, **given}, where)
+            return name
         if not isinstance(name, str):
-            return self._make(kind, object_name(name), name, given, where, None)
+            return self._make(kind, object_name(name), name, where, None)
         entry = None if ":" in name else self.registry.find(kind, name, where=where)
         if entry is not None:
-            return self._make(kind, name, entry.target, given, where, entry.provider)
+            return self._make(kind, name, entry.target, where, entry.provider)
         answer = self.hook.first("rlx_resolve", kind=kind, ref=name)
         if isinstance(answer, ComponentRef):
-            return checked(answer, answer.load(), {**answer.params, **given}, where)
+            return answer
         if answer is not None:
             raise UsageError(
                 f"rlx_resolve answered a {type(answer).__name__} for {name!r}",
@@ -130,7 +135,7 @@ class PluginSystem:
                 fix="it returns a ComponentRef or None",
             )
         if ":" in name:
-            return self._make(kind, name, name, given, where, None)
+            return self._make(kind, name, name, where, None)
         if name.endswith(".py"):
             raise file_without_attribute(kind, name, where)
         raise self.registry.unknown(kind, name, where=where)
@@ -193,7 +198,6 @@ class PluginSystem:
         kind: str,
         name: str,
         source: Any,
-        params: Mapping[str, Any],
         where: str | None,
         provider: Provider | None,
     ) -> ComponentRef:
@@ -202,7 +206,6 @@ class PluginSystem:
             kind,
             name,
             source,
-            params=params,
             where=where,
             provider=provider or self._owner(place),
             search_path=self.search_path,

@@ -23,15 +23,15 @@ def make_ref(
     name: str,
     source: Any,
     *,
-    params: Mapping[str, Any],
     where: str | None = None,
     provider: Provider | None = None,
     search_path: Iterable[str] = (),
 ) -> ComponentRef:
-    """Return the reference to `source` (`module:attr`, `file.py:attr` or an object), checked."""
+    """Return the reference to `source` (`module:attr`, `file.py:attr` or an object), without
+    parameters."""
     target = source if isinstance(source, str) else target_of(source)
     if target is None:  # defined in a function, or a lambda
-        return _pickled(kind, name, source, params, where, provider, search_path)
+        return _pickled(kind, name, source, provider, search_path)
     place, _, attribute = target.rpartition(":")
     if not place or not attribute:
         raise UsageError(
@@ -43,8 +43,8 @@ def make_ref(
     label = describe(kind, name, provider)
     obj = import_target(target, label=label, where=where, search_path=search_path)
     if place == "__main__":
-        return _pickled(kind, name, obj, params, where, provider, search_path)
-    ref = ComponentRef(
+        return _pickled(kind, name, obj, provider, search_path)
+    return ComponentRef(
         kind=kind,
         name=name,
         target=target,
@@ -53,13 +53,11 @@ def make_ref(
         distribution=provider.distribution if provider else None,
         version=provider.version if provider else None,
     )
-    return checked(ref, obj, params, where)
 
 
-def checked(
-    ref: ComponentRef, obj: Any, params: Mapping[str, Any], where: str | None
-) -> ComponentRef:
+def checked(ref: ComponentRef, params: Mapping[str, Any], where: str | None) -> ComponentRef:
     """Return the reference with validated parameters; raises `UsageError`."""
+    obj = ref.load()
     label = f"{singular(ref.kind)} {ref.name!r}"
     if not callable(obj) and ref.kind != "trackers":
         raise UsageError(
@@ -118,16 +116,10 @@ def file_without_attribute(kind: str, path: str, where: str | None) -> UsageErro
 
 
 def _pickled(
-    kind: str,
-    name: str,
-    obj: Any,
-    params: Mapping[str, Any],
-    where: str | None,
-    provider: Provider | None,
-    search_path: Iterable[str],
+    kind: str, name: str, obj: Any, provider: Provider | None, search_path: Iterable[str]
 ) -> ComponentRef:
     module = getattr(obj, "__module__", None) or type(obj).__module__
-    ref = ComponentRef(
+    return ComponentRef(
         kind=kind,
         name=name,
         target=f"{module}:{getattr(obj, '__qualname__', type(obj).__qualname__)}",
@@ -136,7 +128,6 @@ def _pickled(
         distribution=provider.distribution if provider else None,
         version=provider.version if provider else None,
     )
-    return checked(ref, obj, params, where)
 
 
 def _paths_for(place: str, obj: Any, search_path: Iterable[str]) -> tuple[str, ...]:
