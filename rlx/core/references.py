@@ -51,6 +51,8 @@ class ComponentRef:
     """Folders that are appended to `sys.path` before the import."""
     payload: bytes | None = None
     """The object itself (cloudpickle), where no other process could import it."""
+    adapter: str | None = None
+    """`pkg.mod:function` that makes the component out of the object at the target."""
 
     def resolve(self) -> Bound:
         """Import the target and bind the parameters. Raises `UsageError` when that fails here."""
@@ -78,7 +80,7 @@ class ComponentRef:
                 fix=f"install the same version of {self.distribution or self.target} on every "
                 "node, and don't edit it during a run",
             )
-        return obj
+        return obj if self.adapter is None else import_target(self.adapter, label=label)(obj)
 
     def describe(self) -> dict[str, Any]:
         """Return the provenance of the component for a run's manifest."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rlx.core.hookspecs import hookimpl
 from rlx.core.registry import Registrar
+
+if TYPE_CHECKING:
+    from rlx.core.references import ComponentRef
 
 _ESTIMATORS: Final = (
     "group_norm",
@@ -37,6 +40,7 @@ _LOSSES: Final = (
 )
 _CORRECTIONS: Final = ("none", "tis", "icepop", "seq_tis", "seq_mask_tis")
 _REWARDS: Final = ("math", "exact_match", "regex", "overlong", "repetition", "stop_properly")
+_REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
 _AGENTS: Final = ("single_turn", "retry")
 _SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
 _TRACKERS: Final = {"jsonl": "Jsonl", "console": "Console", "tensorboard": "TensorBoard"}
@@ -65,6 +69,15 @@ def rlx_register_corrections(registry: Registrar) -> None:
 @hookimpl
 def rlx_register_rewards(registry: Registrar) -> None:
     _add_functions(registry, _REWARDS)
+
+
+@hookimpl
+def rlx_resolve(kind: str, ref: str) -> ComponentRef | None:
+    if kind != "rewards" or not ref.startswith(_REWARD_SCHEMES):
+        return None
+    from rlx.plugins.rewards.adapters import resolve
+
+    return resolve(ref)
 
 
 @hookimpl
