@@ -276,7 +276,8 @@ def _guarded(load: Callable[[], Any], path: Path | str) -> Any:
             raise UsageError(f"data {str(path)!r}: {first}", where="data.split") from error
         fix = None
         if isinstance(path, str):
-            fix = "a file or folder that exists, a hub name 'owner/name', or 'pkg.mod:load'"
+            near = did_you_mean(path, ["embedded", *(entry.name for entry in Path.cwd().iterdir())])
+            fix = near or "a file or folder that exists, a hub name 'owner/name', or 'pkg.mod:load'"
         raise UsageError(
             f"data {str(path)!r} can't be loaded: {first}", where="data.path", fix=fix
         ) from error

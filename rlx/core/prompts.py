@@ -49,7 +49,7 @@ class Prompts:
     def build(self, value: Any, row: Mapping[str, Any], number: int) -> str | list[Message]:
         """The prompt of row `number`; raises UsageError when it is neither text nor messages."""
         if isinstance(value, str):
-            text = self._fill(value, row)
+            text = self._fill(value, row, number)
             if not self._chat:
                 return f"{self._system}\n\n{text}" if self._system else text
             messages = [{"role": "user", "content": text}]
@@ -67,7 +67,7 @@ class Prompts:
                     where="data.chat_template",
                     fix="a model whose tokenizer has a chat template, or a column with text",
                 )
-            messages = self._fill_last_user(found, row)
+            messages = self._fill_last_user(found, row, number)
         if self._system and messages[0]["role"] not in ("system", "developer"):
             messages = [{"role": "system", "content": self._system}, *messages]
         return [*messages]
@@ -78,9 +78,10 @@ class Prompts:
             prompt if isinstance(prompt, str) else self._render(prompt, first + offset)
             for offset, prompt in enumerate(prompts)
         ]
-        # a chat template writes the special tokens itself
+        # a chat template writes the special tokens itself; `verbose` would warn of long prompts,
+        # which the caller counts
         encoded = self._tokenizer(
-            texts, add_special_tokens=not self._chat, return_attention_mask=False
+            texts, add_special_tokens=not self._chat, return_attention_mask=False, verbose=False
         )
         return [list(tokens) for tokens in encoded["input_ids"]]
 
@@ -98,21 +99,29 @@ class Prompts:
                 fix="roles and order that the tokenizer's chat template knows",
             ) from error
 
-    def _fill(self, text: str, row: Mapping[str, Any]) -> str:
+    def _fill(self, text: str, row: Mapping[str, Any], number: int) -> str:
         if self._template is None:
             return text
-        return self._template.format_map({**row, "prompt": text})
+        try:
+            return self._template.format_map({**row, "prompt": text})
+        except (KeyError, ValueError, TypeError) as error:
+            raise UsageError(
+                f"data.template can't be filled with row {number}: "
+                f"{type(error).__name__}: {error} (rows count from 0)",
+                where="data.template",
+                fix="columns that every row has, with values that the format fits",
+            ) from error
 
     def _fill_last_user(
-        self, messages: list[dict[str, Any]], row: Mapping[str, Any]
+        self, messages: list[dict[str, Any]], row: Mapping[str, Any], number: int
     ) -> list[dict[str, Any]]:
         """The template goes around the last user message."""
-        if self._template is None:
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        if self._template is None or not users:
             return messages
-        users = [i for i, m in enumerate(messages) if m["role"] == "user"]
-        if users and isinstance(messages[users[-1]]["content"], str):
-            filled = self._fill(messages[users[-1]]["content"], row)
-            messages[users[-1]] = {**messages[users[-1]], "content": filled}
+        last = messages[users[-1]]
+        if isinstance(last["content"], str):
+            messages[users[-1]] = {**last, "content": self._fill(last["content"], row, number)}
         return messages
 
 
