@@ -59,6 +59,12 @@ def resolve_model(name: str, *, where: str = "model") -> str:
     if name == EMBEDDED:
         from rlx.embedded import MODEL_FOLDER
 
+        if not MODEL_FOLDER.is_dir():
+            raise UsageError(
+                f"the embedded model is missing from this installation ({MODEL_FOLDER})",
+                where=where,
+                fix="install rlx again, or name another model with --model",
+            )
         return str(MODEL_FOLDER)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -95,6 +101,8 @@ def model_info(name: str, *, where: str = "model") -> ModelInfo:
     config_path = path / "config.json" if path.is_dir() else _hub_config(resolved, where)
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it holds a {type(config).__name__}")
     except (OSError, ValueError) as error:
         raise UsageError(
             f"config.json of the model {name} can't be read: {error}", where=where

@@ -21,6 +21,7 @@ _FLOAT = re.compile(
 )
 _INT = re.compile(r"^[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+)$")
 _BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
+_BREAK = re.compile(r"[\n\r\x85\u2028\u2029]")
 _NULL = re.compile(r"^(~|null|Null|NULL|)$")
 
 
@@ -36,7 +37,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if "\n" in text else None
+    style = '"' if _BREAK.search(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -144,12 +145,12 @@ def _rows(
         if isinstance(item, Mapping) and item:
             yield label, None
             yield from _rows(item, here, indent + "  ", comments)
-        elif isinstance(item, list) and item and all(isinstance(part, Mapping) for part in item):
+        elif isinstance(item, list) and item and all(isinstance(p, Mapping) and p for p in item):
             yield label, None
             for index, part in enumerate(item):
                 rows = list(_rows(part, f"{here}.{index}", indent + "    ", comments))
                 first, comment = rows[0]
-                yield f"{indent}  - {first.lstrip()}", comment
+                yield f"{indent}  - {first[len(indent) + 4 :]}", comment
                 yield from rows[1:]
         else:
             yield f"{label} {dump_value(item)}", comments.get(here)
