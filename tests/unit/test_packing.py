@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.core.engine.learner.packing import make_micro_batches, pack_rows, split_rows
+from rlx.core.engine.learner.packing import make_micro_batches, pack
 from rlx.core.rollouts import TrainBatch
 
 shapes = st.lists(
@@ -67,7 +67,6 @@ def test_positions_restart_exactly_where_sequences_and_pads_start(
     shape: list[tuple[int, list[bool]]], row_tokens: int
 ) -> None:
     batch = make_batch(shape)
-    starts = np.cumsum(batch.lengths) - batch.lengths
     for micro in make_micro_batches(batch, row_tokens=row_tokens, token_budget=10_000):
         for tokens, positions in zip(micro.tokens, micro.positions, strict=True):
             steps = np.diff(positions)
@@ -83,34 +82,41 @@ def test_positions_restart_exactly_where_sequences_and_pads_start(
                 ) - batch.lengths
 
 
-@given(lengths=st.lists(st.integers(1, 100), min_size=1, max_size=60), size=st.integers(8, 64))
-def test_rows_hold_each_sequence_once_and_respect_their_length(
-    lengths: list[int], size: int
+@pytest.mark.parametrize("packed", [True, False])
+@given(
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=60),
+    row_tokens=st.integers(8, 64),
+    budget=st.integers(16, 400),
+)
+def test_blocks_hold_each_sequence_once_within_row_length_and_budget(
+    packed: bool, lengths: list[int], row_tokens: int, budget: int
 ) -> None:
     array = np.array(lengths)
-    rows = pack_rows(array, size)
-    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-    for row in rows:
-        assert array[row].sum() <= size or len(row) == 1
-
-
-@given(fills=st.lists(st.integers(1, 100), min_size=1, max_size=60), budget=st.integers(16, 400))
-def test_blocks_of_rows_stay_within_the_budget(fills: list[int], budget: int) -> None:
-    array = np.array(fills)
-    blocks = split_rows(array, budget)
-    assert sorted(np.concatenate(blocks)) == list(range(len(fills)))
+    blocks = pack(array, row_tokens=row_tokens, token_budget=budget, packed=packed)
+    placed = [index for block in blocks for row in block for index in row]
+    assert sorted(placed) == list(range(len(lengths)))
     for block in blocks:
-        assert len(block) == 1 or array[block].max() * len(block) <= budget
+        longest = max(array[index] for row in block for index in row)
+        width = max(array[row].sum() for row in block)
+        assert width <= max(row_tokens, longest)
+        assert len(block) == 1 or width * len(block) <= budget
+        assert packed or all(len(row) == 1 for row in block)
 
 
-def test_short_sequences_fill_rows_almost_completely() -> None:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(20, 41, 256)
-    assert len(pack_rows(lengths, 512)) <= lengths.sum() / 512 + 1
+@pytest.mark.parametrize(("low", "high"), [(20, 41), (5, 500), (100, 101)])
+def test_little_of_a_micro_batch_is_padding(low: int, high: int) -> None:
+    lengths = np.random.default_rng(0).integers(low, high, 256)
+    blocks = pack(lengths, row_tokens=512, token_budget=4096)
+    padded = sum(len(block) * max(lengths[row].sum() for row in block) for block in blocks)
+    assert padded <= 1.15 * lengths.sum()
 
 
-def test_equal_rows_are_spread_evenly_over_micro_batches() -> None:
-    assert [len(block) for block in split_rows(np.full(9, 512), 4096)] == [5, 4]
+def test_rows_of_short_sequences_are_short() -> None:
+    lengths = np.array([400] + [10] * 600)
+    blocks = pack(lengths, row_tokens=512, token_budget=1024)
+    widths = [max(int(lengths[row].sum()) for row in block) for block in blocks]
+    assert widths[0] == 510
+    assert widths[-1] == 20
 
 
 def test_batch_without_action_tokens_needs_no_micro_batch() -> None:

@@ -4,6 +4,9 @@ A row holds several whole sequences one after the other, each with positions tha
 model reads from the restarts which tokens belong together. Sequences are placed first-fit, longest
 first. What is left of a row is one pad sequence of its own, which no other token attends to.
 
+Attention inside a row costs its length squared, foreign sequences included, so rows are only as
+long as filling them well takes: twice the longest sequence that is still to be placed.
+
 Legend: B sequences and N action tokens of the batch, R rows of L tokens in a micro-batch,
 b sequences and n action tokens in a micro-batch.
 """
@@ -50,55 +53,54 @@ def make_micro_batches(
     """Pack the sequences of `batch` that hold action tokens; the others need no forward pass.
 
     Args:
-        row_tokens: length of a row; a longer sequence gets a row of its own.
-        token_budget: most tokens, pads included, in one micro-batch of more than one row.
+        row_tokens: most tokens in a row, unless one sequence is longer.
+        token_budget: most tokens, pads included, in a micro-batch of more than one row.
         packed: false gives each sequence its own row, for models that read across sequences.
     """
     used = np.flatnonzero(batch.action_lengths)
-    if not len(used):
-        return []
-    rows = (
-        pack_rows(batch.lengths[used], row_tokens)
-        if packed
-        else [[int(index)] for index in np.argsort(-batch.lengths[used], kind="stable")]
+    blocks = pack(
+        batch.lengths[used], row_tokens=row_tokens, token_budget=token_budget, packed=packed
     )
-    in_batch = [used[row] for row in rows]
-    fills = np.array([batch.lengths[row].sum() for row in in_batch])
-    blocks = split_rows(fills, token_budget)
-    return [_lay_out(batch, [in_batch[index] for index in block]) for block in blocks]
+    return [_lay_out(batch, [used[row] for row in block]) for block in blocks]
 
 
-def pack_rows(lengths: np.ndarray, row_tokens: int) -> list[list[int]]:
-    """First-fit decreasing: indices of the sequences of each row."""
+def pack(
+    lengths: np.ndarray, *, row_tokens: int, token_budget: int, packed: bool = True
+) -> list[list[list[int]]]:
+    """Indices of the sequences of each row of each block, first-fit decreasing."""
+    waiting = np.argsort(-lengths, kind="stable")
+    blocks = []
+    while len(waiting):
+        longest = int(lengths[waiting[0]])
+        width = max(longest, min(row_tokens, 2 * longest)) if packed else longest
+        rows, waiting = _fill(lengths, waiting, width, max(1, token_budget // width), packed)
+        blocks.append(rows)
+    return blocks
+
+
+def _fill(
+    lengths: np.ndarray, waiting: np.ndarray, width: int, most_rows: int, packed: bool
+) -> tuple[list[list[int]], np.ndarray]:
+    """Fill at most `most_rows` rows; returns them and what is still waiting, longest first."""
+    space = np.full(most_rows, width)
     rows: list[list[int]] = []
-    space = np.zeros(len(lengths), np.int64)
-    for index in np.argsort(-lengths, kind="stable"):
-        length = int(lengths[index])
-        fits = space[: len(rows)] >= length
-        row = int(fits.argmax()) if fits.any() else len(rows)
+    placed = np.zeros(len(waiting), bool)
+    sorted_lengths = -lengths[waiting]
+    place = 0
+    while place < len(waiting):
+        length = -sorted_lengths[place]
+        row = int((space >= length).argmax())
+        if space[row] < length:
+            # Nothing before the first sequence that fits the widest gap can be placed any more.
+            place = max(place + 1, int(np.searchsorted(sorted_lengths, -space.max())))
+            continue
         if row == len(rows):
             rows.append([])
-            space[row] = max(row_tokens, length)
-        rows[row].append(int(index))
-        space[row] -= length
-    return rows
-
-
-def split_rows(fills: np.ndarray, token_budget: int) -> list[np.ndarray]:
-    """Split rows, longest first, into as few blocks as `token_budget` allows, of even row counts.
-
-    A block costs its row count times its longest row, since shorter rows are padded to it.
-    """
-    order = np.argsort(-fills, kind="stable")
-    blocks: list[np.ndarray] = []
-    start = 0
-    while start < len(order):
-        most = max(1, token_budget // int(fills[order[start]]))
-        remaining = len(order) - start
-        size = -(-remaining // -(-remaining // most))
-        blocks.append(order[start : start + size])
-        start += size
-    return blocks
+        rows[row].append(int(waiting[place]))
+        space[row] = space[row] - length if packed else 0
+        placed[place] = True
+        place += 1
+    return rows, waiting[~placed]
 
 
 def _lay_out(batch: TrainBatch, rows: Sequence[np.ndarray]) -> MicroBatch:
