@@ -59,6 +59,8 @@ class PluginSystem:
         self.broken: list[BrokenPlugin] = []
         self.problems: list[str] = []
         """Every warning that was given while loading."""
+        self.rlxfile: Path | None = None
+        """The project's own hook plugin, when there is one and it is switched on."""
         self.notices: list[str] = []
         """What the CLI tells once: a project's own rlxfile is in use, for example."""
 
@@ -91,7 +93,10 @@ class PluginSystem:
         system._register_builtins()
         for distribution in found:
             system._take(distribution, selection, hooks=hooks)
-        if hooks and rlxfile and selection.admits("rlxfile"):
+        if rlxfile and selection.admits("rlxfile"):
+            paths = [Path(folder) / RLXFILE for folder in system.search_path[:1]]
+            system.rlxfile = next((path for path in paths if path.is_file()), None)
+        if hooks:
             system._take_rlxfile()
         return system
 
@@ -254,12 +259,11 @@ class PluginSystem:
             self._warn(str(error))
 
     def _take_rlxfile(self) -> None:
-        path = Path(self.search_path[0]) / RLXFILE if self.search_path else None
-        if path is None or not path.is_file():
-            return
-        provider = Provider(distribution="rlxfile")
-        self.notices.append(f"using the hooks of {path} (switch off with --no-rlxfile)")
-        self._take_hooks("rlxfile", str(path), provider, lambda: import_file(path))
+        path = self.rlxfile
+        if path is not None:
+            provider = Provider(distribution="rlxfile")
+            self.notices.append(f"using the hooks of {path} (switch off with --no-rlxfile)")
+            self._take_hooks("rlxfile", str(path), provider, lambda: import_file(path))
 
     def _take_hooks(self, name: str, target: str, provider: Provider, load: Any) -> None:
         """Import a hook plugin and let it register; a failure is a warning, the rest goes on."""
@@ -273,6 +277,7 @@ class PluginSystem:
             self._collect(label, provider)
         except (Exception, SystemExit) as error:
             self.hook.unregister(label)
+            self.registry.forget_hooks(provider)
             text = plugin_traceback(error)
             if os.environ.get(STRICT_VARIABLE, "") not in ("", "0"):
                 raise UsageError(

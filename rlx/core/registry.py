@@ -63,6 +63,16 @@ class Registry:
         if not twice:  # a plugin may offer the same target through both doors
             same.append(entry)
 
+    def forget_hooks(self, provider: Provider) -> None:
+        """Take back what a provider registered through hooks: it broke half-way."""
+        for names in self._entries.values():
+            for name in list(names):
+                kept = [e for e in names[name] if e.provider != provider or e.door != "hook"]
+                if kept:
+                    names[name] = kept
+                else:
+                    del names[name]
+
     def names(self, kind: str) -> list[str]:
         """Return the names of a kind, built-in ones first, then sorted."""
         names = self._entries[kind_of(kind)]
