@@ -64,7 +64,7 @@ def test_conflict_matters_only_when_selected(install) -> None:
         )
     system = load()
     system.ref("losses", "ppo")
-    with pytest.raises(UsageError, match="offered by rlx-a 0.3 and rlx-b 0.3"):
+    with pytest.raises(UsageError, match=r"offered by rlx-a 0\.3 and rlx-b 0\.3"):
         system.ref("losses", "same")
     assert system.resolve("losses", "rlx-b/same")(0) == "b"
 
