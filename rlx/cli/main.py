@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rlx.core.errors import UsageError
+from rlx.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -54,6 +54,12 @@ class LazyGroup(TyperGroup):
             if command is not None:
                 command.name = args[0]
                 self.commands[args[0]] = command
+            elif not ctx.resilient_parsing:
+                known = self.list_commands(ctx)
+                raise UsageError(
+                    f"there is no command {args[0]!r}",
+                    fix=did_you_mean(args[0], known) or f"one of: {', '.join(known)}",
+                )
         return super().resolve_command(ctx, args)
 
 
