@@ -121,7 +121,7 @@ class Ragged:
 
     def sequence_sum(self, values: Tensor) -> Tensor:
         """[N] -> [B]; 0 for a rollout without action tokens."""
-        return values.new_zeros(self.sequence_count).index_add(0, self.sequence_index, values)
+        return ragged.segment_sum(values, self.sequence_index, self.sequence_count)
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         """[N] -> [B]; 0 for a rollout without action tokens."""

@@ -31,8 +31,7 @@ def sequence_index(lengths: Tensor, count: int) -> Tensor:
 
 def sequence_sum(values: Tensor, lengths: Tensor) -> Tensor:
     """Sum over each rollout's action tokens: [N] -> [B]; 0 for a rollout without any."""
-    index = sequence_index(lengths, values.shape[0])
-    return values.new_zeros(lengths.shape[0]).index_add(0, index, values)
+    return segment_sum(values, sequence_index(lengths, values.shape[0]), lengths.shape[0])
 
 
 def sequence_mean(values: Tensor, lengths: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ def _shifted(values: Tensor, left: Tensor, by: int, fill: float) -> Tensor:
 
 
 def segment_sum(values: Tensor, index: Tensor, count: int) -> Tensor:
-    """Sum of the values that share an index: [B] -> [count]."""
+    """Sum of the values that share an index: [B] (or [N]) -> [count]."""
     return values.new_zeros(count).index_add(0, index, values)
 
 
