@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rlx.core.references import ComponentRef
 
 DEFAULT_AGGREGATION = "token-mean"
-_MATHS = ("estimators", "losses", "corrections")
-"""Kinds whose instances are cheap, so that what they require may depend on their parameters."""
+_CONSTRUCTED = ("estimators", "losses", "corrections", "agents", "samplers")
+"""Kinds that are constructed here, so that they can refuse their parameters, and require what
+depends on these. A reward may load a model, and a tracker open a file: those wait for the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def select(
     def resolve(kind: str, key: str, chosen: ComponentConfig) -> tuple[ComponentRef, Tags]:
         try:
             ref = plugins.ref(kind, chosen.name, chosen.params, where=key)
-            if kind in _MATHS:
+            if kind in _CONSTRUCTED:
                 bound = ref.resolve()
                 tags, requires = bound.tags, bound.requires
             else:
