@@ -51,10 +51,10 @@ def print_failure(error: BaseException) -> None:
     out.print(Text("error: ", style="bold red") + Text(str(error)))
 
 
-def next_step(*commands: str) -> None:
+def next_step(*commands: str, stderr: bool = False) -> None:
     """The last line of a command's output: what one would do now."""
     label = Text("next: ", style="dim")
-    console().print(label + Text("   ".join(commands), style="cyan"))
+    console(stderr=stderr).print(label + Text("   ".join(commands), style="cyan"))
 
 
 def _traceback_outside_rlx(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from rlx.core.settings import Settings, dump_yaml
 
 if TYPE_CHECKING:
     from rlx.core.engine.train import TrainResult
+    from rlx.core.plugins import PluginSystem
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -42,7 +43,7 @@ def train(
     settings = options.settings(resume=resume)
     work = checked(settings, resume=resume)
     if dry_run:
-        typer.echo(dump_yaml(settings.config, settings.origins), nl=False)
+        _dry_run(settings, work.plugins, resume=resume)
         return
     from rlx.core.engine.train import train as run_training
 
@@ -52,6 +53,20 @@ def train(
     _report(result, settings)
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
+
+
+def _dry_run(settings: Settings, plugins: PluginSystem, *, resume: bool) -> None:
+    """Check the data too; print the settings to stdout and all else to stderr."""
+    from rlx.core.engine.train import prepare
+
+    plan = prepare(settings.config, plugins=plugins, resume=resume, origins=settings.origins)
+    typer.echo(dump_yaml(settings.config, settings.origins), nl=False)
+    skipped = plan.tasks.skipped_too_long
+    console(stderr=True).print(
+        f"{len(plan.tasks.tasks):,} tasks"
+        + (f", {skipped:,} skipped because their prompts are too long" if skipped else "")
+    )
+    next_step("rlx train with the same options", "rlx plan", stderr=True)
 
 
 def _report(result: TrainResult, settings: Settings) -> None:

@@ -26,6 +26,7 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls: list[dict[str, Any]] = []
+        self.prepared: list[RunConfig] = []
         self.answer: Any = None
         self.error: BaseException | None = None
 
@@ -37,6 +38,10 @@ class Engine:
             folder=self.folder, steps=config.steps, metrics={}, reason="", signal=None
         )
 
+    def prepare(self, config: RunConfig, **more: Any) -> Any:
+        self.prepared.append(config)
+        return SimpleNamespace(tasks=SimpleNamespace(tasks=[1, 2], skipped_too_long=3))
+
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
@@ -46,7 +51,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     for name in [name for name in __import__("os").environ if name.startswith("RLX_")]:
         monkeypatch.delenv(name)
     engine = Engine(tmp_path / "runs" / "x")
-    module = SimpleNamespace(train=engine.train)
+    module = SimpleNamespace(train=engine.train, prepare=engine.prepare)
     monkeypatch.setitem(sys.modules, "rlx.core.engine.train", module)
     return engine
 
@@ -163,8 +168,9 @@ def test_a_dry_run_prints_a_configuration_that_can_be_run(
     rlx: Callable[..., Outcome], engine: Engine
 ) -> None:
     code, out, err = rlx("train", *MODEL, "--lr", "3e-5", "--dry-run")
-    assert (code, err) == (0, "")
-    assert engine.calls == []
+    assert code == 0
+    assert err.startswith("2 tasks, 3 skipped because their prompts are too long\nnext: ")
+    assert (len(engine.prepared), engine.calls) == (1, [])
     assert not Path("runs").exists()
     Path("again.yaml").write_text(out)
     config = load_settings(files=[Path("again.yaml")], env={}).config
