@@ -109,6 +109,11 @@ class RolloutConfig(Part):
     group_size: int = Field(8, ge=1)
     """G, rollouts per task."""
     max_new_tokens: int = Field(256, ge=1)
+    """Most tokens of one turn."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most turns of an episode; unset: as many as the agent takes."""
+    max_response_tokens: int | None = Field(None, ge=1)
+    """Most tokens after the prompt, observations included; unset: what the context leaves."""
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
@@ -168,7 +173,9 @@ class KLConfig(Part):
 class AlgorithmConfig(Part):
     """What the core adds to the loss."""
 
-    aggregation: Literal["auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "auto"
+    aggregation: Literal["auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "auto"
+    )
     """Reduction over tokens, with denominators over the whole optimizer step; `auto`: what the
     loss or the estimator names, else `token-mean`."""
     entropy_coef: float = Field(0.0, ge=0)

@@ -11,6 +11,8 @@ import numpy as np
 from rlx.core.engine.batches import total_reward
 from rlx.core.rollouts import Group, Rollout, TrainBatch
 
+_CUT_OFF = ("length", "max_tokens")
+
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`reward/*`, `rollout/*`, `group/*` and the means of extra metrics of one batch."""
@@ -21,7 +23,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/mean": rewards.mean(),
         "reward/std": rewards.std(),
         "rollout/length_mean": np.mean([rollout.action_count for rollout in rollouts]),
-        "rollout/truncated_rate": np.mean([r.finish_reason == "length" for r in rollouts]),
+        "rollout/truncated_rate": np.mean([r.finish_reason in _CUT_OFF for r in rollouts]),
         "rollout/turns_mean": np.mean([len(rollout.spans) for rollout in rollouts]),
         "group/std_mean": spreads.mean(),
         "group/all_same_rate": (spreads == 0).mean(),

@@ -22,7 +22,14 @@ from typing import Any, Protocol
 from rlx.core.config import RuntimeConfig
 from rlx.core.errors import EngineError
 
-_PASSIVE_THREADS = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+_THREADS = {
+    # Phases take turns on the same cores: a worker that waits must not spin.
+    "OMP_WAIT_POLICY": "passive",
+    "KMP_BLOCKTIME": "0",
+    # The number of threads, and with it every rounding, must not depend on the machine's load.
+    "OMP_DYNAMIC": "false",
+    "MKL_DYNAMIC": "false",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +130,7 @@ class InlineRuntime:
         self._workers: list[InlineWorker] = []
 
     async def start(self, spec: WorkerSpec) -> InlineWorker:
-        os.environ.update(_PASSIVE_THREADS)
+        os.environ.update(_THREADS)
         os.environ.update(spec.env)
         host = WorkerHost(spec.target, spec.kwargs)
         await host.construct()
@@ -274,7 +281,7 @@ class RayRuntime:
     async def start(self, spec: WorkerSpec) -> RayWorker:
         import ray
 
-        env = {**_PASSIVE_THREADS, **spec.env}
+        env = {**_THREADS, **spec.env}
         actor_class: Any = ray.remote(ActorHost)
         log = str(self._logs / f"{spec.name}.log") if self._logs else None
         actor = actor_class.options(

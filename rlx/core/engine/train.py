@@ -266,7 +266,11 @@ class _Session:
                 top_p=config.rollout.top_p,
                 top_k=config.rollout.top_k,
             ),
-            limits=Limits(context_length=plan.context_length),
+            limits=Limits(
+                context_length=plan.context_length,
+                max_turns=config.rollout.max_turns,
+                max_tokens=config.rollout.max_response_tokens,
+            ),
             group_size=config.rollout.group_size,
             seed=config.seed,
         )

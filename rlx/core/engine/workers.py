@@ -114,6 +114,7 @@ def objective_settings(config: RunConfig, selection: Selection) -> ObjectiveSett
         kl_in_loss=config.kl.placement == "loss",
         entropy_coef=config.algorithm.entropy_coef,
         sequence_norm=config.rollout.max_new_tokens,
+        old_from_rollout=config.algorithm.old_logprobs == "rollout",
     )
 
 
