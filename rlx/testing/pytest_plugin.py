@@ -1,0 +1,1 @@
+"""The conformance kit as a pytest plugin: fixtures around `rlx.testing`."""
