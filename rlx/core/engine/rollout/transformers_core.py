@@ -1,7 +1,7 @@
 """Sampling with a plain transformers model as an engine core.
 
-Requests run in static batches of `max_running` in the order of their arrival: one prefill in which equal
-prompts are computed once, then one token a step for the rows that still run.
+Requests run in static batches of `max_running` in the order of their arrival: one prefill in which
+equal prompts are computed once, then one token a step for the rows that still run.
 
 Legend: B rows, P width of the left-padded prompts, L longest continuation, U distinct prompts.
 """

@@ -1,4 +1,4 @@
-"""The fallback rollout engine and numerical oracle: a sampling loop over transformers' forward pass."""
+"""The fallback rollout engine and numerical oracle: a sampling loop over transformers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How vLLM becomes a well-behaved guest in a process.
 
-vLLM expects to own its process: it takes settings from the environment and exports more, seeds every
-generator, replaces `torch.set_num_threads`, draws from torch's default generator at every step and
-destroys the default process group when it ends. Under `--runtime inline` the driver and the learner
-live in the same process (docs/adr/0002-vllm-in-process.md).
+vLLM expects to own its process: it takes settings from the environment and exports more, seeds
+every generator, replaces `torch.set_num_threads`, draws from torch's default generator at every
+step and destroys the default process group when it ends. Under `--runtime inline` the driver and
+the learner live in the same process (docs/adr/0002-vllm-in-process.md).
 """
 
 from __future__ import annotations

@@ -96,11 +96,12 @@ def _skip_ranks() -> None:
     (1.5 s) and reads all logits once more at every step.
     """
     import torch
-    from vllm.v1.sample import sampler
+    import vllm.v1.sample.sampler
 
     def no_ranks(logprobs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device)
 
+    sampler: Any = vllm.v1.sample.sampler
     sampler.batched_count_greater_than = no_ranks
 
 
