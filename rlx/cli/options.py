@@ -11,9 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from rlx.core.config import RunConfig
 from rlx.core.run import CONFIG_NAME, MANIFEST_NAME
 from rlx.core.settings import DEFAULT, FLAGS, Settings, known_keys, load_settings
 
+_DEFAULTS = RunConfig()
 _ALGORITHM, _SIZES, _PLACES = "What is trained, and how", "Sizes", "Where it runs and writes"
 
 
@@ -36,7 +38,18 @@ def _keys(incomplete: str) -> list[str]:
 
 
 def _option(flag: str, help: str, panel: str, complete: Any = None, **more: Any) -> Any:
-    return typer.Option(flag, help=help, rich_help_panel=panel, autocompletion=complete, **more)
+    text = help + _default_of(flag)
+    return typer.Option(flag, help=text, rich_help_panel=panel, autocompletion=complete, **more)
+
+
+def _default_of(flag: str) -> str:
+    """` (default: ppo)`: the default of the setting behind a flag."""
+    node: Any = _DEFAULTS
+    for word in FLAGS[flag.removeprefix("--").replace("-", "_")].split("."):
+        node = getattr(node, word)
+    names = [item.name for item in node] if isinstance(node, list) else getattr(node, "name", node)
+    text = ", ".join(names) if isinstance(names, list) else str(names)
+    return f" (default: {text})" if text not in ("", "None") else ""
 
 
 def _component(flag: str, help: str, kind: str) -> Any:

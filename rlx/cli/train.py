@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(epilog="Every setting, and where it came from: [bold]rlx train --dry-run[/bold]")
 @run_options
 def train(
     options: RunOptions,

@@ -111,12 +111,6 @@ def load_settings(
     return _validate(build(recipe) if recipe else tree)
 
 
-def settings_of(config: RunConfig) -> Settings:
-    """Settings of a configuration that was made in Python."""
-    tree = config.model_dump(mode="json")
-    return Settings(config=config, origins=dict.fromkeys(_leaves(tree, ""), "config"))
-
-
 def dump_yaml(config: RunConfig, origins: Mapping[str, str] | None = None) -> str:
     """Write a complete configuration that `rlx train -c` reads back to the same one.
 
@@ -269,5 +263,4 @@ __all__ = [
     "known_keys",
     "load_settings",
     "nearest_origin",
-    "settings_of",
 ]
