@@ -18,7 +18,6 @@ from rlx.core.errors import UsageError, did_you_mean
 EMBEDDED = "embedded"
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float8_e4m3fn": 1}
 _MAX_HEADER = 100 * 2**20
 
 
@@ -44,10 +43,6 @@ class ModelInfo:
     parameters: int | None
     """Exact for local safetensors, else computed for llama-like architectures, else None."""
     exact: bool
-
-    @property
-    def bytes_per_parameter(self) -> int:
-        return _BYTES.get(self.dtype, 4)
 
 
 def resolve_model(name: str, *, where: str = "model") -> str:

@@ -90,7 +90,6 @@ def test_local_weights_are_counted_exactly(tmp_path: Path) -> None:
     info = model_info(str(make_model(tmp_path / "m", tensors=tensors)))
     assert (info.parameters, info.exact) == (39, True)
     assert info.dtype == "bfloat16"
-    assert info.bytes_per_parameter == 2
     assert (info.context_length, info.vocab_size, info.tied) == (8192, 49152, True)
     assert info.kv_width == 3 * 64
 
