@@ -39,7 +39,15 @@ _LOSSES: Final = (
     "kl_cov",
 )
 _CORRECTIONS: Final = ("none", "tis", "icepop", "seq_tis", "seq_mask_tis")
-_REWARDS: Final = ("math", "exact_match", "regex", "overlong", "repetition", "stop_properly")
+_REWARDS: Final = (
+    "math",
+    "exact_match",
+    "regex",
+    "overlong",
+    "repetition",
+    "stop_properly",
+    "code",
+)
 _REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
 _AGENTS: Final = ("single_turn", "retry")
 _SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
