@@ -144,6 +144,11 @@ def test_answer_that_takes_for_ever_is_wrong_and_counted() -> None:
     assert score(r"\sqrt{4}", r"\boxed{2}") == 1.0, "the next answer finds a new process"
 
 
+def test_number_of_thousands_of_digits_is_no_answer() -> None:
+    assert score("4", "9" * 5000) == 0.0
+    assert score("4", "1" + ",000" * 2000) == 0.0
+
+
 def test_rewards_in_several_threads_agree() -> None:
     answers = [rf"\boxed{{\frac{{{n}}}{{2}}}}" for n in range(40)]
     with ThreadPoolExecutor(8) as pool:

@@ -22,6 +22,9 @@ _LAST = re.compile(
     r"(?:\s*/\s*[0-9]+(?![0-9.,]*[0-9]))?(?:\s*\\?%)?"
 )
 _INLINE = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_MOST_DIGITS = 1000
+_MOST_DIGITS = 300
+"""Python converts no more than 4300, and takes quadratic time for it."""
 _BOXES = ("\\boxed", "\\fbox")
 
 
@@ -41,6 +44,8 @@ def number(text: str) -> Number | None:
     if found is None or (found["sign"] and found["sign2"]):
         return None
     digits = found["digits"].replace(",", "")
+    if len(digits) > _MOST_DIGITS:  # Python refuses to read integers of more than 4300 digits
+        return None
     value = Fraction(digits)
     if "-" in (found["sign"], found["sign2"]):
         value = -value
