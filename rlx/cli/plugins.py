@@ -126,7 +126,7 @@ def check(
         total += 1
         failed += bool(report.violations)
         mark = Text("FAIL", style="bold red") if report.violations else Text("ok  ", style="green")
-        _console.print(mark, f"{singular(report.kind)} {report.name}", report.note)
+        _console.print(mark, Text(report.title), Text(report.note, style="dim"))
         for violation in report.violations:
             _console.print(Text(_indented(str(violation))))
     _console.print(f"{total} checked, {failed} failed")

@@ -183,13 +183,14 @@ def _import_error(error: Exception, module_name: str, label: str, where: str | N
     )
 
 
-def plugin_traceback(error: BaseException) -> str:
-    """Format a traceback without the frames of the import system and of this module."""
+def plugin_traceback(error: BaseException, *, without: tuple[str, ...] = ()) -> str:
+    """Format a traceback without the frames of the import system and of this module.
+
+    Args:
+        without: parts of paths whose frames are left out, too.
+    """
     shown = traceback.TracebackException.from_exception(error)
-    kept = [
-        frame
-        for frame in shown.stack
-        if "importlib" not in frame.filename and frame.filename != __file__
-    ]
+    hidden = ("importlib", __file__, *without)
+    kept = [frame for frame in shown.stack if not any(part in frame.filename for part in hidden)]
     shown.stack = traceback.StackSummary.from_list(kept)
     return "".join(shown.format()).rstrip()

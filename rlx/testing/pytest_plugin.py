@@ -1,1 +1,38 @@
-"""The conformance kit as a pytest plugin: fixtures around `rlx.testing`."""
+"""The conformance kit as pytest fixtures, for plugins' own tests.
+
+    def test_my_estimator(check_estimator):
+        check_estimator("my_package:my_estimator", eps=1e-3)
+
+pytest loads this module at every start: it imports nothing but pytest, and the kit when used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def _fixture(name: str) -> Callable[..., Any]:
+    def provide() -> Any:
+        import rlx.testing
+
+        return getattr(rlx.testing, name)
+
+    provide.__doc__ = f"`rlx.testing.{name}`."
+    provide.__name__ = name
+    return pytest.fixture(scope="session", name=name)(provide)
+
+
+check_agent = _fixture("check_agent")
+check_correction = _fixture("check_correction")
+check_estimator = _fixture("check_estimator")
+check_loss = _fixture("check_loss")
+check_plugin = _fixture("check_plugin")
+check_reward = _fixture("check_reward")
+check_sampler = _fixture("check_sampler")
+correction_inputs = _fixture("correction_inputs")
+estimator_inputs = _fixture("estimator_inputs")
+loss_inputs = _fixture("loss_inputs")
+reward_inputs = _fixture("reward_inputs")

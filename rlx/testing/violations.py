@@ -20,6 +20,9 @@ from rlx.core.importing import plugin_traceback
 Case = TypeVar("Case")
 EXAMPLES = 40
 """Cases per property."""
+_LONGEST = 600
+"""Characters of a counter-example that are shown."""
+_OWN_FRAMES = ("hypothesis", "rlx/testing", "rlx/core/component.py")
 
 
 class Broken(AssertionError):  # noqa: N818 - reads as what it says: the rule is broken
@@ -57,9 +60,16 @@ class ConformanceError(AssertionError):
 class Checker:
     """Collects the violations of one component."""
 
-    def __init__(self, component: str, *, examples: int = EXAMPLES) -> None:
+    def __init__(
+        self,
+        component: str,
+        *,
+        examples: int = EXAMPLES,
+        render: Callable[[Any], str] = str,
+    ) -> None:
         self.component = component
         self.examples = examples
+        self._render = render
         self.violations: list[Violation] = []
 
     def holds(self, rule: str, cases: SearchStrategy[Case], check: Callable[[Case], None]) -> bool:
@@ -102,7 +112,7 @@ class Checker:
         return True
 
     def add(self, rule: str, error: Exception, case: object | None = None) -> None:
-        example = None if case is None else str(case)
+        example = None if case is None else shorten(self._render(case))
         self.violations.append(Violation(rule=rule, detail=_explain(error), example=example))
 
     def finish(self) -> None:
@@ -112,9 +122,11 @@ class Checker:
 
 
 def _explain(error: Exception) -> str:
+    """Say what went wrong: our own words, or the plugin's traceback without the kit's frames."""
     if isinstance(error, (Broken, RlxError)):
         return str(error)
-    return f"{type(error).__name__}: {error}\n{plugin_traceback(error)}"
+    error.__notes__ = []  # hypothesis notes the case, which is shown shorter
+    return plugin_traceback(error, without=_OWN_FRAMES)
 
 
 @contextlib.contextmanager
@@ -125,6 +137,12 @@ def _quiet_generators() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+def shorten(text: str) -> str:
+    """Cut a long counter-example in the middle."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 def label_of(target: Any) -> str:
