@@ -124,7 +124,7 @@ def test_trl_wrong_number_of_rewards_is_an_error() -> None:
 
 
 def test_verl_rows_are_read_as_verl_does() -> None:
-    row = {
+    row: dict[str, Any] = {
         "data_source": "openai/gsm8k",
         "reward_model": {"style": "rule", "ground_truth": "4"},
         "extra_info": {"index": 3},

@@ -8,6 +8,7 @@ whose signal ends it, whatever it is doing.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -50,7 +51,7 @@ def equal(label: str, answer: str) -> bool:
 class Checker:
     """`equal` in at most `processes` children, started when they are first needed.
 
-    Thread-safe. The children end with this process: their standard input closes.
+    Thread-safe. The children end with this process, however it ends: their standard input closes.
     """
 
     def __init__(self, processes: int = 2) -> None:
@@ -171,3 +172,4 @@ def _parse(text: str) -> list[object]:
 
 
 checker = Checker()
+atexit.register(checker.close)
