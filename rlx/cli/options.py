@@ -66,6 +66,10 @@ def _declared(
     data: Annotated[
         Text, _option("--data", "File, folder, hub name or file.py:load.", _ALGORITHM)
     ] = None,
+    eval_data: Annotated[
+        list[str] | None,
+        _option("--eval-data", "Data to evaluate on; repeatable.", _ALGORITHM, metavar="DATA"),
+    ] = None,
     reward: Annotated[
         list[str] | None,
         _option(
@@ -133,6 +137,9 @@ def _declared(
     ] = None,
     checkpoint_every: Annotated[
         Count, _option("--checkpoint-every", "Steps between checkpoints.", _PLACES)
+    ] = None,
+    eval_every: Annotated[
+        Count, _option("--eval-every", "Steps between evaluations; 0: none.", _PLACES)
     ] = None,
     tracker: Annotated[
         list[str] | None,

@@ -9,7 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 
 class Part(BaseModel):
@@ -76,12 +84,43 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
+class SourceConfig(Part):
+    """One of several data sets. What it leaves out, it takes from the `data` section."""
+
+    path: str
+    name: str | None = None
+    """In task ids and metrics; unset: the path's short name."""
+    probability: float | None = Field(None, gt=0, le=1)
+    """Share of the tasks that come from here; unset for all: every row once an epoch."""
+    split: str = "train"
+    prompt: str = "prompt"
+    label: str | None = None
+    system_prompt: str | None = None
+    template: str | None = None
+    chat_template: bool | Literal["auto"] = "auto"
+    max_samples: int | None = Field(None, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_set(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A value that is written out would no longer be taken from the `data` section."""
+        return {key: item for key, item in write(self).items() if key in self.model_fields_set}
+
+
+def _as_sources(value: Any) -> Any:
+    return [{"path": item} if isinstance(item, str) else item for item in _as_list(value)]
+
+
+Sources = Annotated[list[SourceConfig], BeforeValidator(_as_sources)]
+
+
 class DataConfig(Part):
     """Where tasks come from and how a row becomes a prompt."""
 
     path: str = "embedded"
-    """File (json, jsonl, csv, parquet), folder of a saved dataset, hub name, `file.py:load` or
-    `pkg.mod:load`; `embedded` is the task that ships with rlx."""
+    """File (json, jsonl, csv, parquet; also .gz and .zst), `*` pattern, folder of a saved dataset,
+    hub name, `file.py:load` or `pkg.mod:load`; `embedded` is the task that ships with rlx."""
+    sources: Sources = []
+    """Several data sets in place of `path`."""
     split: str = "train"
     prompt: str = "prompt"
     """Column with the prompt: text, or a list of chat messages."""
@@ -92,12 +131,50 @@ class DataConfig(Part):
     """Python format string around the prompt, for example `Question: {prompt}\\nAnswer:`."""
     chat_template: bool | Literal["auto"] = "auto"
     """Apply the tokenizer's chat template; `auto`: when it has one."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template, for example `{enable_thinking: false}`."""
     max_samples: int | None = Field(None, ge=1)
+    """Rows taken from the start of each data set."""
     max_prompt_tokens: int | None = Field(None, ge=1)
     """Longest prompt; unset: what the model's context leaves beside `rollout.max_new_tokens`."""
     too_long: Literal["skip", "error"] = "skip"
     """What happens to longer prompts; skipped ones are counted and reported."""
     shuffle: bool = True
+
+    def of(self, source: SourceConfig) -> DataConfig:
+        """The settings of one source: its own, and these for what it leaves out."""
+        own = {name: getattr(source, name) for name in source.model_fields_set}
+        own = {name: value for name, value in own.items() if name in type(self).model_fields}
+        return self.model_copy(update={"sources": [], **own})
+
+
+class EvalConfig(Part):
+    """Evaluation on held-out tasks, during training and with `rlx eval`."""
+
+    sources: Sources = []
+    """Data sets; what they leave out (columns, template, …), they take from the `data` section."""
+    every: int = Field(0, ge=0)
+    """Training steps between evaluations; 0: none (`before_training` aside)."""
+    before_training: bool = False
+    """Evaluate the starting weights too, as step 0."""
+    samples: int = Field(1, ge=1)
+    """n, rollouts per task; pass@k is reported for k = 1, 2, 4, … ≤ n."""
+    temperature: float | None = Field(None, ge=0)
+    """0 is greedy; unset: greedy for one sample, else `rollout.temperature`."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Unset: `rollout.max_new_tokens`."""
+    max_tasks: int | None = Field(None, ge=1)
+    """Most tasks of each source, taken from its start."""
+    part: str | None = None
+    """Reward whose score counts; unset: the first one. `total`: the whole reward."""
+    threshold: float = 1.0
+    """A rollout passes when that score is at least this."""
+
+    def sampling_temperature(self, training: float) -> float:
+        """`training` is `rollout.temperature`."""
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if self.samples == 1 else training
 
 
 class RolloutConfig(Part):
@@ -213,6 +290,10 @@ class CheckpointConfig(Part):
     every: int = Field(0, ge=0)
     """Steps between checkpoints; 0: only at the end (and when the run is interrupted)."""
     keep: int = Field(2, ge=1)
+    """Newest checkpoints that stay on disk, beside the best one."""
+    best: str | None = None
+    """Metric of evaluation, such as `eval/gsm8k/mean`: `checkpoints/best` keeps the checkpoint
+    where it was highest."""
     export: bool = True
     """Write a Hugging Face folder when the run ends."""
 
@@ -256,6 +337,7 @@ class RunConfig(Part):
         ComponentConfig(name="tensorboard"),
     ]
     data: DataConfig = DataConfig()
+    eval: EvalConfig = EvalConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     kl: KLConfig = KLConfig()
@@ -270,6 +352,11 @@ class RunConfig(Part):
     def batch_size(self) -> int:
         """B = P · G."""
         return self.rollout.groups * self.rollout.group_size
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether training is interrupted for evaluation."""
+        return self.eval.every > 0 or self.eval.before_training
 
     @property
     def updates_per_step(self) -> int:

@@ -25,6 +25,7 @@ from rlx.core.yaml_text import dump_tree, parse_file
 FLAGS: Mapping[str, str] = {
     "model": "model",
     "data": "data.path",
+    "eval_data": "eval.sources",
     "reward": "rewards",
     "estimator": "estimator",
     "loss": "loss",
@@ -45,6 +46,7 @@ FLAGS: Mapping[str, str] = {
     "runtime": "runtime.kind",
     "output": "output",
     "checkpoint_every": "checkpoint.every",
+    "eval_every": "eval.every",
     "no_plugin": "plugins.disable",
 }
 """Flag of `rlx train` (as a Python name) → key of the configuration."""
@@ -52,7 +54,7 @@ FLAGS: Mapping[str, str] = {
 ENV_PREFIX = "RLX_"
 DEFAULT = "default"
 RECIPE = "embedded recipe"
-_TASK_SECTIONS = ("data", "rewards")
+_TASK_SECTIONS = ("data", "rewards", "eval")
 """What a recipe says about its task; the rest of it is about its model."""
 
 
@@ -75,6 +77,7 @@ def load_settings(
     files: Sequence[str | Path] = (),
     sets: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] = FLAGS,
     env: Mapping[str, str] | None = None,
 ) -> Settings:
     """Merge all layers and validate the result.
@@ -82,7 +85,8 @@ def load_settings(
     Args:
         files: YAML files, partial `RunConfig` trees; later ones win.
         sets: `key=value` texts; values are YAML (`--set rollout.top_p=0.9`).
-        flags: values of `FLAGS`; None means that the flag was not given.
+        flags: values of the flags of `names`; None means that the flag was not given.
+        names: flag → key, for a command with flags of its own.
         env: environment; unset: the process's own.
 
     Raises:
@@ -100,14 +104,15 @@ def load_settings(
         for flag, value in (flags or {}).items():
             if value is not None:
                 name = "--" + flag.replace("_", "-")
-                more = tree.value(FLAGS[flag]) if flag == "no_plugin" else []
-                tree.assign(FLAGS[flag], [*more, *value] if more else value, name)
+                more = tree.value(names[flag]) if flag == "no_plugin" else []
+                tree.assign(names[flag], [*more, *value] if more else value, name)
         for text in sets:
             _apply_set(tree, text)
         return tree
 
     tree = build({})
-    recipe = _recipe(model=tree.value("model"), data=tree.value("data.path"))
+    data = None if tree.value("data.sources") else tree.value("data.path")
+    recipe = _recipe(model=tree.value("model"), data=data)
     return _validate(build(recipe) if recipe else tree)
 
 

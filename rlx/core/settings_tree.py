@@ -89,6 +89,8 @@ class Tree:
         elif issubclass(section, ComponentConfig):
             assign = self._assign_list if is_list else self._assign_component
             assign(section, node[word], here, rest, value, origin)
+        elif is_list:
+            self._assign_entries(section, node, word, here, rest, value, origin)
         elif rest:
             self._assign(section, node[word], f"{here}.", rest, value, origin)
         elif isinstance(value, Mapping):
@@ -219,6 +221,58 @@ class Tree:
                 continue
             items.append(_blank(kind))
             self._assign_component(kind, items[-1], f"{here}.{index}", "", item, origin)
+
+    def _assign_entries(
+        self,
+        kind: type[Part],
+        node: dict[str, Any],
+        word: str,
+        here: str,
+        rest: str,
+        value: Any,
+        origin: Callable[[str], str],
+    ) -> None:
+        """A list of sections: replaced as a whole (a text stands for the first key), or one key of
+        one entry (`0.name`)."""
+        if rest:
+            number, _, key = rest.partition(".")
+            if number.isdigit() and int(number) < len(node[word]):
+                entry = node[word][int(number)]
+                self._write_entry(kind, entry, f"{here}.{number}", {key: value}, origin)
+            else:
+                text = f"no such entry; {here} has {len(node[word])}, counted from 0"
+                self._problem(f"{here}.{rest}", origin(here), text)
+            return
+        node[word] = []
+        self._forget(here)
+        self.origins[here] = origin(here)
+        first = next(iter(kind.model_fields))
+        for number, item in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+            if item is not None:
+                node[word].append({})
+                given = {first: item} if isinstance(item, str) else item
+                self._write_entry(kind, node[word][-1], f"{here}.{number}", given, origin)
+
+    def _write_entry(
+        self,
+        kind: type[Part],
+        entry: dict[str, Any],
+        here: str,
+        value: Any,
+        origin: Callable[[str], str],
+    ) -> None:
+        if not isinstance(value, Mapping):
+            text = f"is a mapping of settings; got {dump_value(value)}"
+            self._problem(here, origin(here), text)
+            return
+        for key, item in value.items():
+            full = f"{here}.{key}"
+            if key in kind.model_fields:
+                entry[key] = item
+                self.origins[full] = origin(full)
+            else:
+                hint = did_you_mean(str(key), kind.model_fields)
+                self._problem(full, origin(full), _join("no such setting", hint))
 
     def _forget(self, key: str) -> None:
         for name in [name for name in self.origins if name.startswith(f"{key}.")]:
