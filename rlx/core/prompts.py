@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jinja2 import Environment, meta
+from jinja2.ext import Extension
 
 from rlx.core.config import DataConfig
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.rollouts import Message
+
+_TEMPLATE_ARGUMENTS = {"messages", "conversation", "tokenize", "add_generation_prompt", "tools"}
 
 
 def as_messages(value: Any) -> list[dict[str, Any]] | None:
@@ -22,6 +29,49 @@ def as_messages(value: Any) -> list[dict[str, Any]] | None:
         {key: part for key, part in item.items() if part is not None or key == "content"}
         for item in value
     ]
+
+
+def with_template_variables(tokenizer: Any, variables: Mapping[str, Any]) -> Any:
+    """The tokenizer with `data.chat_template_kwargs` in force wherever its template is applied.
+
+    Raises UsageError for a variable that the template does not have, or that rlx sets itself.
+    """
+    if not variables:
+        return tokenizer
+    where = "data.chat_template_kwargs"
+    if taken := sorted(_TEMPLATE_ARGUMENTS & set(variables)):
+        raise UsageError(f"{taken[0]} is not yours to set", where=f"{where}.{taken[0]}")
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise UsageError("the tokenizer has no chat template", where=where, fix="leave it out")
+    if isinstance(template, str):
+        known = meta.find_undeclared_variables(_template_environment().parse(template))
+        for name in variables:
+            if name not in known:
+                own = sorted(known - _TEMPLATE_ARGUMENTS)
+                raise UsageError(
+                    f"the chat template has no variable {name!r}",
+                    where=f"{where}.{name}",
+                    fix=did_you_mean(name, own) or f"it has: {', '.join(own) or 'none'}",
+                )
+    changed = copy.copy(tokenizer)
+    changed.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **variables)
+    return changed
+
+
+def _template_environment() -> Environment:
+    """As transformers sets it up, so that every template parses."""
+    return Environment(extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", _Generation])
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what assistants wrote; here it is looked through."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class Prompts:
@@ -74,14 +124,25 @@ class Prompts:
 
     def encode(self, prompts: Sequence[str | Sequence[Message]], first: int) -> list[list[int]]:
         """Token ids of each prompt; `first` is the row number of the first, for errors."""
-        texts = [
-            prompt if isinstance(prompt, str) else self._render(prompt, first + offset)
-            for offset, prompt in enumerate(prompts)
-        ]
+        return self.encode_texts(
+            [self.text(prompt, first + offset) for offset, prompt in enumerate(prompts)]
+        )
+
+    def text(self, prompt: str | Sequence[Message], number: int) -> str:
+        """The prompt of row `number` as text, chat template applied."""
+        return prompt if isinstance(prompt, str) else self._render(prompt, number)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text."""
+        if not texts:
+            return []
         # a chat template writes the special tokens itself; `verbose` would warn of long prompts,
         # which the caller counts
         encoded = self._tokenizer(
-            texts, add_special_tokens=not self._chat, return_attention_mask=False, verbose=False
+            list(texts),
+            add_special_tokens=not self._chat,
+            return_attention_mask=False,
+            verbose=False,
         )
         return [list(tokens) for tokens in encoded["input_ids"]]
 

@@ -1,4 +1,4 @@
-"""Which tasks are tried and which groups are trained on: `TaskStream`, `Drop`, `BoundSampler`.
+"""Which tasks are tried and which groups are trained on: `Drop`, `BoundSampler`.
 
 A sampler component is a function `keep(group) -> bool | Drop`, or a class with any of
 `bind(tasks, seed)`, `next_tasks(n)`, `keep(group)`, `update(groups)`, `state_dict()` and
@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.core.errors import ComponentError, RlxError, UsageError
+from rlx.core.mixture import MixedStream, TaskMixture
 from rlx.core.rollouts import Group, Task
+from rlx.core.task_stream import TaskStream
 
 if TYPE_CHECKING:
     from rlx.core.references import Bound
+
+__all__ = ["MAX_OVERSAMPLE", "BoundSampler", "Drop", "TaskStream", "oversample_error"]
 
 MAX_OVERSAMPLE = 10.0
 """Groups generated per group kept, where the component names no `max_oversample`."""
@@ -31,56 +35,6 @@ class Drop:
 
     reason: str
     """A few constant words ("all rewards equal"): groups are counted by reason."""
-
-
-class TaskStream:
-    """Endless epochs over P tasks, each in an order of its own that (seed, epoch) determine.
-
-    The state is a position, so a resumed stream neither skips nor repeats a task.
-    """
-
-    def __init__(self, tasks: Sequence[Task], seed: int, *, shuffle: bool = True) -> None:
-        if len(tasks) == 0:
-            raise UsageError("there are no tasks to sample", where="data.path")
-        self._tasks = tasks
-        self._seed = seed
-        self._shuffle = shuffle
-        self._position = 0
-        self._order_epoch = -1
-        self._order = np.empty(0, dtype=np.int64)
-
-    @property
-    def epoch(self) -> int:
-        """Complete passes over the tasks so far."""
-        return self._position // len(self._tasks)
-
-    def next(self, n: int) -> list[Task]:
-        """The next n tasks; across the end of an epoch when need be."""
-        return [self._tasks[self._next_index()] for _ in range(n)]
-
-    def _next_index(self) -> int:
-        epoch, place = divmod(self._position, len(self._tasks))
-        self._position += 1
-        if not self._shuffle:
-            return place
-        if epoch != self._order_epoch:
-            rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-            self._order, self._order_epoch = rng.permutation(len(self._tasks)), epoch
-        return int(self._order[place])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self._position, "tasks": len(self._tasks)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a saved position; raises UsageError when the number of tasks has changed."""
-        if state["tasks"] != len(self._tasks):
-            raise UsageError(
-                f"the checkpoint was made with {state['tasks']} tasks, the data now has "
-                f"{len(self._tasks)}",
-                where="data",
-                fix="resume with the same data, max_samples and prompt length, or start a new run",
-            )
-        self._position = int(state["position"])
 
 
 class BoundSampler:
@@ -102,7 +56,9 @@ class BoundSampler:
         self._bound = bound
         self._limit: int | None = getattr(tasks, "max_prompt_tokens", None)
         self._task_count = len(tasks)
-        self._stream = TaskStream(tasks, seed, shuffle=shuffle)
+        mixed = isinstance(tasks, TaskMixture) and tasks.probabilities is not None
+        stream: Any = MixedStream if mixed else TaskStream
+        self._stream: TaskStream | MixedStream = stream(tasks, seed, shuffle=shuffle)
         self._kept: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()

@@ -235,10 +235,10 @@ class Tree:
         """A list of sections: replaced as a whole (a text stands for the first key), or one key of
         one entry (`0.name`)."""
         if rest:
-            number, _, key = rest.partition(".")
-            if number.isdigit() and int(number) < len(node[word]):
-                entry = node[word][int(number)]
-                self._write_entry(kind, entry, f"{here}.{number}", {key: value}, origin)
+            place, _, key = rest.partition(".")
+            if place.isdigit() and int(place) < len(node[word]):
+                entry = node[word][int(place)]
+                self._write_entry(kind, entry, f"{here}.{place}", {key: value}, origin)
             else:
                 text = f"no such entry; {here} has {len(node[word])}, counted from 0"
                 self._problem(f"{here}.{rest}", origin(here), text)

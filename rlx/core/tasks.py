@@ -7,20 +7,25 @@ prompts that are too long are met, counted and passed over while the run goes (`
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 
-from rlx.core.config import DataConfig
+from rlx.core.config import DataConfig, SourceConfig
 from rlx.core.data import ArrowRows, Rows, read_rows
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.mixture import TaskMixture, check_probabilities
 from rlx.core.prompts import Prompts, as_messages
 from rlx.core.rollouts import Task
 
 EAGER_ROWS = 20_000
 _BATCH = 512
+_CHARACTERS_PER_TOKEN = 256
+"""Longer than any token of a usual vocabulary: a prompt this many times the limit is too long,
+which is told without the minutes that a tokenizer takes over a hundred megabytes."""
 
 
 class Tasks(Sequence[Task]):
@@ -28,6 +33,8 @@ class Tasks(Sequence[Task]):
 
     max_prompt_tokens: int | None
     """Set while longer prompts may still be met; None once lengths have been checked."""
+    source: str
+    """Name of the data set, in task ids and metrics."""
 
     def __init__(
         self,
@@ -43,7 +50,7 @@ class Tasks(Sequence[Task]):
         self._prompts = prompts
         self._prompt = config.prompt
         self._label = config.label if config.label in set(rows.columns) else None
-        self._source = source
+        self.source = source
         self._kept = kept
         """[P] int64, row numbers of the tasks; None: all rows."""
         self.max_prompt_tokens = max_prompt_tokens
@@ -65,13 +72,31 @@ class Tasks(Sequence[Task]):
         row = self._rows[number]
         prompt = self._prompts.build(row[self._prompt], row, number)
         return Task(
-            id=f"{self._source}/{number}",
+            id=f"{self.source}/{number}",
             prompt=prompt,
             tokens=self._prompts.encode([prompt], number)[0],
             label=row.get(self._label) if self._label else None,
-            source=self._source,
+            source=self.source,
             columns=row,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One data set of a run."""
+
+    name: str
+    """In task ids and metrics."""
+    tasks: Tasks
+    rows: int
+    """Rows in the data (after `max_samples`)."""
+    probability: float | None = None
+    """Share of the tasks drawn; None: in proportion to the rows."""
+
+    @property
+    def skipped_too_long(self) -> int:
+        """Rows left out because their prompt is too long; 0 while lengths are not checked."""
+        return self.rows - len(self.tasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +104,21 @@ class TaskSet:
     """The tasks of a run."""
 
     tasks: Sequence[Task]
-    skipped_too_long: int
-    """Rows left out because their prompt is too long; 0 while `lengths_checked` is False."""
-    source: str
-    """Name of the data in task ids and metrics."""
-    rows: int
-    """Rows in the data (after `max_samples`)."""
+    """Of all sources; a `TaskMixture` when there are several."""
+    sources: tuple[Source, ...]
     max_prompt_tokens: int
     lengths_checked: bool = True
     """False: `tasks` may still hold prompts that are too long; the sampler passes over them."""
+
+    @property
+    def rows(self) -> int:
+        """Rows in the data (after `max_samples`)."""
+        return sum(source.rows for source in self.sources)
+
+    @property
+    def skipped_too_long(self) -> int:
+        """Rows left out because their prompt is too long; 0 while `lengths_checked` is False."""
+        return sum(source.skipped_too_long for source in self.sources)
 
 
 def load_tasks(
@@ -104,11 +135,82 @@ def load_tasks(
 
     Raises UsageError for whatever in the data would end or silently bend the run.
     """
-    rows, source = read_rows(config)
+    limit = min(max_prompt_tokens, config.max_prompt_tokens or max_prompt_tokens)
+    if not config.sources:
+        only = _load_source(config, tokenizer, limit, needs_label)
+        return TaskSet(
+            tasks=only.tasks,
+            sources=(only,),
+            max_prompt_tokens=limit,
+            lengths_checked=only.tasks.max_prompt_tokens is None,
+        )
+    default = DataConfig.model_fields["path"].default
+    if config.path != default:
+        raise UsageError(
+            f"data.path ({config.path}) and data.sources are two answers to one question",
+            where="data.sources",
+            fix="list all data sets in data.sources, or `--set data.sources=[]`",
+        )
+    sources = load_sources(
+        config,
+        config.sources,
+        tokenizer=tokenizer,
+        max_prompt_tokens=limit,
+        needs_label=needs_label,
+        key="data.sources",
+    )
+    check_probabilities({source.name: source.probability for source in sources})
+    mixture = TaskMixture(
+        {source.name: source.tasks for source in sources},
+        {source.name: source.probability for source in sources if source.probability} or None,
+    )
+    return TaskSet(
+        tasks=mixture,
+        sources=sources,
+        max_prompt_tokens=limit,
+        lengths_checked=mixture.max_prompt_tokens is None,
+    )
+
+
+def load_sources(
+    common: DataConfig,
+    sources: Sequence[SourceConfig],
+    *,
+    tokenizer: Any,
+    max_prompt_tokens: int,
+    needs_label: str | None,
+    key: str,
+) -> tuple[Source, ...]:
+    """Load several data sets; `key` is the setting that lists them, for errors."""
+    loaded: list[Source] = []
+    taken: dict[str, str] = {}
+    for number, item in enumerate(sources):
+        config = common.of(item)
+        try:
+            source = _load_source(config, tokenizer, max_prompt_tokens, needs_label)
+        except UsageError as error:
+            place = (error.where or "data").replace("data.", f"{key}.{number}.", 1)
+            raise UsageError(
+                f"{item.path}: {error.what}", where=place, fix=error.fix
+            ) from error.__cause__
+        name = item.name or source.name
+        if name in taken:
+            raise UsageError(
+                f"two data sets have the name {name!r}: {taken[name]} and {item.path}",
+                where=f"{key}.{number}.name",
+                fix="give each a `name` of its own",
+            )
+        taken[name] = item.path
+        source.tasks.source = name
+        loaded.append(dataclasses.replace(source, name=name, probability=item.probability))
+    return tuple(loaded)
+
+
+def _load_source(config: DataConfig, tokenizer: Any, limit: int, needs_label: str | None) -> Source:
+    rows, name = read_rows(config)
     _check_columns(rows, config, needs_label)
     prompts = Prompts(tokenizer, config, rows[0])
     _check_prompts(rows, config.prompt)
-    limit = min(max_prompt_tokens, config.max_prompt_tokens or max_prompt_tokens)
     kept: np.ndarray | None = None
     checked = len(rows) <= EAGER_ROWS or config.too_long == "error"
     if checked:
@@ -119,18 +221,11 @@ def load_tasks(
         rows,
         prompts,
         config,
-        source=source,
+        source=name,
         kept=kept,
         max_prompt_tokens=None if checked else limit,
     )
-    return TaskSet(
-        tasks=tasks,
-        skipped_too_long=len(rows) - len(tasks),
-        source=source,
-        rows=len(rows),
-        max_prompt_tokens=limit,
-        lengths_checked=checked,
-    )
+    return Source(name=name, tasks=tasks, rows=len(rows))
 
 
 def _check_columns(rows: Rows, config: DataConfig, needs_label: str | None) -> None:
@@ -227,15 +322,28 @@ def _holds_messages(kind: Any) -> bool:
     return pa.types.is_struct(item) and {"role", "content"} <= {field.name for field in item}
 
 
-def _batches(rows: Rows, prompts: Prompts, column: str) -> Iterator[tuple[int, list[int]]]:
-    """Yield the first row number and the prompt lengths of each batch of rows."""
+def _batches(
+    rows: Rows, prompts: Prompts, column: str, limit: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield the first row number and the prompt lengths [tokens] of each batch of rows.
+
+    Of a prompt that is beyond the limit by its characters alone, the length is an estimate.
+    """
+    most = limit * _CHARACTERS_PER_TOKEN
     for start in range(0, len(rows), _BATCH):
         numbers = range(start, min(start + _BATCH, len(rows)))
-        built = []
+        texts = []
         for number in numbers:
             row = rows[number]
-            built.append(prompts.build(row[column], row, number))
-        yield start, [len(tokens) for tokens in prompts.encode(built, start)]
+            texts.append(prompts.text(prompts.build(row[column], row, number), number))
+        encoded = iter(prompts.encode_texts([text for text in texts if len(text) <= most]))
+        yield (
+            start,
+            [
+                len(next(encoded)) if len(text) <= most else len(text) // _CHARACTERS_PER_TOKEN + 1
+                for text in texts
+            ],
+        )
 
 
 def _fitting_rows(
@@ -244,7 +352,7 @@ def _fitting_rows(
     """Row numbers [P] of the prompts within the limit; None when all are."""
     kept: list[int] = []
     shortest = limit
-    for start, lengths in _batches(rows, prompts, config.prompt):
+    for start, lengths in _batches(rows, prompts, config.prompt, limit):
         for number, length in enumerate(lengths, start):
             if length <= limit:
                 kept.append(number)
@@ -264,7 +372,7 @@ def _fitting_rows(
 
 def _check_any_fits(rows: Rows, prompts: Prompts, config: DataConfig, limit: int) -> None:
     shortest = None
-    for _, lengths in _batches(rows, prompts, config.prompt):
+    for _, lengths in _batches(rows, prompts, config.prompt, limit):
         shortest = min(lengths) if shortest is None else min(shortest, *lengths)
         if shortest <= limit:
             return

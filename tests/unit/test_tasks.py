@@ -176,6 +176,6 @@ def test_the_embedded_task_loads(tmp_path: Path) -> None:
     found = load_tasks(
         DataConfig(max_samples=50), tokenizer=PLAIN, max_prompt_tokens=64, needs_label="exact_match"
     )
-    assert (len(found.tasks), found.source) == (50, "embedded")
+    assert (len(found.tasks), found.sources[0].name) == (50, "embedded")
     assert found.tasks[7].id == "embedded/7"
     assert isinstance(found.tasks[7].label, str)
