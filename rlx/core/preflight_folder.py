@@ -27,11 +27,18 @@ def check_folder(folder: Path | None, *, steps: int, resume: bool) -> Iterator[C
             f"{folder} holds a finished run of {finished_step(folder)} steps",
             "another `--output`; or continue it with `--resume` and more `--steps`",
         )
-    elif _has_run(folder):
+    elif has_checkpoint(folder):
         yield (
             f"{folder} holds a run that has not finished",
             "continue it with `--resume`, or choose another `--output`",
         )
+    elif _has_steps(folder):
+        yield (
+            f"{folder} holds a run that ended before its first checkpoint",
+            "another `--output`; `--checkpoint-every N` makes a run one can resume",
+        )
+    elif _has_run(folder):
+        return  # it failed before its first step: there is nothing to lose
     elif folder.is_dir() and any(folder.iterdir()):
         yield f"{folder} is not empty and holds no run of rlx", "an empty or new --output"
 
@@ -67,6 +74,11 @@ def _check_resume(folder: Path, steps: int) -> Iterator[Complaint]:
 
 def _has_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CONFIG_NAME, METRICS_NAME, "checkpoints"))
+
+
+def _has_steps(folder: Path) -> bool:
+    metrics = folder / METRICS_NAME
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def _resumable(root: Path) -> str:

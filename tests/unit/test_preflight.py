@@ -284,6 +284,14 @@ def test_a_run_is_never_overwritten(folder: Path) -> None:
     assert "--resume" in str(caught.fix)
 
 
+def test_a_run_that_failed_before_its_first_step_may_be_started_again(folder: Path) -> None:
+    finish(folder, None, checkpoint=False)
+    (folder / "metrics.jsonl").touch()
+    assert run(folder) == []
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert "before its first checkpoint" in error(folder).what
+
+
 def test_an_empty_folder_is_free_and_a_foreign_one_is_not(folder: Path) -> None:
     folder.mkdir(parents=True)
     assert run(folder) == []
