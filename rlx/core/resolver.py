@@ -124,7 +124,8 @@ def _pickled(
         name=name,
         target=f"{module}:{getattr(obj, '__qualname__', type(obj).__qualname__)}",
         payload=pickle_object(obj),
-        search_path=tuple(search_path),
+        # what the object refers to is pickled by name: other processes import it
+        search_path=tuple(dict.fromkeys([*_roots(module), *search_path])),
         distribution=provider.distribution if provider else None,
         version=provider.version if provider else None,
     )
@@ -134,6 +135,10 @@ def _paths_for(place: str, obj: Any, search_path: Iterable[str]) -> tuple[str, .
     """Return the folders without which another process could not import the target."""
     if place.endswith(".py"):
         return tuple(dict.fromkeys([str(Path(place).parent), *search_path]))
-    homes = {place, getattr(obj, "__module__", None) or place}
-    roots = [root for home in sorted(homes) if (root := search_root(home)) is not None]
+    roots = _roots(place, getattr(obj, "__module__", None) or place)
     return tuple(dict.fromkeys([*roots, *search_path])) if roots else ()
+
+
+def _roots(*modules: str) -> list[str]:
+    found = (search_root(module) for module in sorted(set(modules)) if module != "__main__")
+    return [root for root in found if root is not None]

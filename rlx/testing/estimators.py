@@ -211,4 +211,4 @@ def _detached(bound: Bound, batch: Batch) -> None:
 
 
 def _same(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(here, there) for here, there in zip(first, second, strict=True))
+    return all(close(here, there) for here, there in zip(first, second, strict=True))

@@ -125,13 +125,15 @@ def loss_batch(
     chosen: dict[str, Any] = {
         name: batch.permute_tokens(values, rollouts) for name, values in whole.items()
     }
+    everything = len(rollouts) == len(batch.group)
+    step_order = rollouts if everything else range(len(batch.group))
     return loss_inputs(
         logprobs=batch.permute_tokens(logprobs, rollouts).requires_grad_(),
         lengths=[batch.lengths[index] for index in rollouts],
         group=[batch.group[index] for index in rollouts],
         turn=batch.permute_tokens(batch.turns(), rollouts),
-        step_old_logprobs=whole["old_logprobs"],
-        step_advantages=whole["advantages"],
+        step_old_logprobs=batch.permute_tokens(whole["old_logprobs"], step_order),
+        step_advantages=batch.permute_tokens(whole["advantages"], step_order),
         **chosen,
     )
 
@@ -236,4 +238,4 @@ def _dtype(bound: Bound, batch: Batch) -> None:
 
 
 def _same(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> bool:
-    return all(torch.equal(here, there) for here, there in zip(first, second, strict=True))
+    return all(close(here, there) for here, there in zip(first, second, strict=True))

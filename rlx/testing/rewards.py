@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,9 @@ _ANSWERS = ("4", "The answer is 4.", "\\boxed{4}", "no", "1 2 3", "<think>x</thi
 _LABELS = ("4", "no", "1/2")
 _STRANGE = ("", " ", "\n\n", "\0", "é\u0301🙂\ud7ff", "((((", "\\boxed{", "a " * 3000, "9" * 5000)
 
+COLUMNS_TAG = "example_columns"
+"""`@rlx.component(example_columns={"tests": […]})`: columns without which the reward can't work."""
+
 
 def check_reward(
     target: Any,
@@ -37,19 +40,21 @@ def check_reward(
     Args:
         target: a reference (`name`, `pkg.mod:attr`, …), a function or a class.
         samples: ordinary samples, where the reward needs columns or labels of a certain form;
-            unset: short texts with the labels "4", "no", "1/2".
+            unset: short texts with the labels "4", "no", "1/2", and the columns of the component's
+            tag `example_columns`.
         examples: generated samples per rule.
         params: parameters of the component.
     """
     bound = bind("rewards", target, params)
     checker = Checker(f"reward {label_of(target)}", examples=examples, render=_render)
+    columns = bound.tags.extra.get(COLUMNS_TAG, {})
     own = list(samples or ())
-    ordinary = st.sampled_from(own) if own else _ordinary()
+    ordinary = st.sampled_from(own) if own else _ordinary(columns)
     lists = st.lists(ordinary, min_size=1, max_size=4)
     if checker.holds("returns a finite number per sample", lists, lambda xs: _scores(bound, xs)):
         _check_inputs(checker, bound, ordinary)
         _check_manners(checker, bound, ordinary)
-        one = own[:1] or [reward_inputs(prompt="2 + 2 =", response="4", label="4")]
+        one = own[:1] or [reward_inputs(prompt="2 + 2 =", response="4", label="4", **columns)]
         check_travel(checker, bound, one, score, _equal)
     check_parameters(checker, bound)
     checker.finish()
@@ -111,10 +116,10 @@ def _wait(answer: Any) -> Any:
     return asyncio.run(result())
 
 
-def _ordinary() -> SearchStrategy[RewardInputs]:
+def _ordinary(columns: Mapping[str, Any]) -> SearchStrategy[RewardInputs]:
     return st.builds(
         lambda response, label, index: reward_inputs(
-            prompt="How much is 2 + 2?", response=response, label=label, index=index
+            prompt="How much is 2 + 2?", response=response, label=label, index=index, **columns
         ),
         st.sampled_from(_ANSWERS),
         st.sampled_from(_LABELS),
