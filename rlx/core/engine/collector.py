@@ -44,6 +44,54 @@ class _Clock:
     finished: float = 0.0
 
 
+class GroupMaker:
+    """Makes groups: the rollouts of one task by an agent, with their rewards."""
+
+    def __init__(
+        self,
+        *,
+        client: RolloutClient,
+        agent: Bound,
+        scorer: GroupScorer,
+        tokenizer: Any,
+        sampling: Sampling,
+        limits: Limits,
+        group_size: int,
+        seed: int | str,
+    ) -> None:
+        self._client = client
+        self._agent = agent
+        self._scorer = scorer
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._limits = limits
+        self._group_size = group_size
+        self._seed = seed
+
+    async def make(self, task: Task, number: int, clock: _Clock | None = None) -> Group | None:
+        """Group `number`; None when a reward failed and the policy is to drop the group."""
+        episodes = [self._episode(task, number, index) for index in range(self._group_size)]
+        rollouts = await asyncio.gather(*(run_agent(self._agent, one) for one in episodes))
+        if clock is not None:
+            clock.generated = time.perf_counter()
+        scored = await self._scorer.score_group(rollouts)
+        if clock is not None:
+            clock.finished = time.perf_counter()
+        return None if scored is None else Group(id=number, task=task, rollouts=scored)
+
+    def _episode(self, task: Task, number: int, index: int) -> Episode:
+        return Episode(
+            task=task,
+            group_id=number,
+            index=index,
+            seed=rollout_seed(self._seed, number, index),
+            generate=self._client.generate,
+            tokenizer=self._tokenizer,
+            sampling=self._sampling,
+            limits=self._limits,
+        )
+
+
 class Collector:
     """Runs episodes until a batch of accepted groups is full.
 
@@ -54,25 +102,13 @@ class Collector:
     def __init__(
         self,
         *,
-        client: RolloutClient,
-        agent: Bound,
+        maker: GroupMaker,
         scorer: GroupScorer,
         sampler: BoundSampler,
-        tokenizer: Any,
-        sampling: Sampling,
-        limits: Limits,
-        group_size: int,
-        seed: int,
     ) -> None:
-        self._client = client
-        self._agent = agent
+        self._maker = maker
         self._scorer = scorer
         self._sampler = sampler
-        self._tokenizer = tokenizer
-        self._sampling = sampling
-        self._limits = limits
-        self._group_size = group_size
-        self._seed = seed
         self._next_group = 0
 
     async def collect(self, wanted: int) -> Collected:
@@ -106,37 +142,13 @@ class Collector:
         self._next_group += len(tasks)
         async with asyncio.TaskGroup() as running:
             jobs = [
-                running.create_task(self._group(task, number, clock))
+                running.create_task(self._maker.make(task, number, clock))
                 for task, number in zip(tasks, numbers, strict=True)
             ]
         groups = [group for job in jobs if (group := job.result()) is not None]
         kept = [group for group in groups if self._sampler.keep(group) is None]
         self._sampler.update(groups)
         return kept
-
-    async def _group(self, task: Task, number: int, clock: _Clock) -> Group | None:
-        rollouts = await asyncio.gather(
-            *(
-                run_agent(self._agent, self._episode(task, number, i))
-                for i in range(self._group_size)
-            )
-        )
-        clock.generated = time.perf_counter()
-        scored = await self._scorer.score_group(rollouts)
-        clock.finished = time.perf_counter()
-        return None if scored is None else Group(id=number, task=task, rollouts=scored)
-
-    def _episode(self, task: Task, number: int, index: int) -> Episode:
-        return Episode(
-            task=task,
-            group_id=number,
-            index=index,
-            seed=rollout_seed(self._seed, number, index),
-            generate=self._client.generate,
-            tokenizer=self._tokenizer,
-            sampling=self._sampling,
-            limits=self._limits,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"next_group": self._next_group, "sampler": self._sampler.state_dict()}
@@ -146,7 +158,7 @@ class Collector:
         self._sampler.load_state_dict(state["sampler"])
 
 
-def rollout_seed(seed: int, group: int, index: int) -> int:
+def rollout_seed(seed: int | str, group: int, index: int) -> int:
     """A 31-bit seed for one rollout, a function of the run's seed and the rollout's place."""
     digest = hashlib.blake2b(f"{seed}/{group}/{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1

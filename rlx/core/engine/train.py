@@ -16,14 +16,15 @@ from rlx.core.config import RunConfig
 from rlx.core.engine import workers
 from rlx.core.engine.checkpoints import latest_checkpoint
 from rlx.core.engine.client import RolloutClient
-from rlx.core.engine.collector import Collector
+from rlx.core.engine.collector import Collector, GroupMaker
+from rlx.core.engine.crew import Crew
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.rewards import RewardRunner
-from rlx.core.engine.runtime import InlineRuntime, RayRuntime, Runtime, Worker, WorkerSpec
+from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.engine.trainer import Trainer
 from rlx.core.models import ModelInfo, model_info, resolve_model
 from rlx.core.plugins import PluginSystem
@@ -157,7 +158,12 @@ class _Session:
         assert plan.config.output is not None
         self._folder = plan.config.output.resolve()
         self._reporter = Reporter([ref.resolve() for ref in plan.selection.trackers])
-        self._runtime: Runtime | None = None
+        self._crew = Crew(
+            plan.config,
+            plan.selection,
+            logs=self._folder / "logs",
+            status=self._reporter.status,
+        )
         self._trainer: Trainer | None = None
         self._main: asyncio.Task[Any] | None = None
         self._signal: int | None = None
@@ -189,8 +195,7 @@ class _Session:
             raise
         finally:
             publisher.close()
-            if self._runtime is not None:
-                await self._runtime.close()
+            await self._crew.close()
             self._reporter.close(error)
             self._plan.plugins.notify("rlx_on_run_end", run=run, error=error)
             if self._deadline is not None:
@@ -254,11 +259,10 @@ class _Session:
             config.seed,
             shuffle=config.data.shuffle,
         )
-        return Collector(
+        maker = GroupMaker(
             client=engine,
             agent=plan.selection.agent.resolve(),
             scorer=rewards,
-            sampler=sampler,
             tokenizer=plan.tokenizer,
             sampling=Sampling(
                 max_new_tokens=config.rollout.max_new_tokens,
@@ -274,6 +278,7 @@ class _Session:
             group_size=config.rollout.group_size,
             seed=config.seed,
         )
+        return Collector(maker=maker, scorer=rewards, sampler=sampler)
 
     async def _start_workers(
         self,
@@ -286,8 +291,7 @@ class _Session:
             config, plan.model, context_length=plan.context_length, dtype=self._engine_dtype()
         )
         specs = [*learner_specs, engine_spec, *reference_specs, *reward_specs]
-        self._runtime = await self._open_runtime(len(specs))
-        started = await self._start_all(specs)
+        started = await self._crew.start(specs)
         learner = LearnerGroup(
             [started[spec.name] for spec in learner_specs], config.learner, config.seed
         )
@@ -296,24 +300,8 @@ class _Session:
             if reference_specs
             else None
         )
-        rewards = self._reward_runner(reward_specs, started)
-        return learner, reference, RolloutClient(started["engine"]), rewards, self._facts
-
-    def _reward_runner(
-        self, specs: list[WorkerSpec], started: Mapping[str, Worker]
-    ) -> RewardRunner:
-        running = [started[spec.name] for spec in specs]
-
-        async def replace(number: int) -> Worker:
-            assert self._runtime is not None
-            await self._runtime.end(running[number])
-            running[number] = await self._runtime.start(specs[number])
-            await running[number].call("start")
-            return running[number]
-
-        return RewardRunner(
-            list(running), self._plan.selection.rewards, self._config.reward, replace=replace
-        )
+        rewards = self._crew.reward_runner(reward_specs, started)
+        return learner, reference, RolloutClient(started["engine"]), rewards, self._crew.facts
 
     def _reference_specs(self) -> list[WorkerSpec]:
         plan, config = self._plan, self._config
@@ -326,40 +314,6 @@ class _Session:
         return (
             self._plan.dtype if self._config.rollout.dtype == "auto" else self._config.rollout.dtype
         )
-
-    async def _open_runtime(self, count: int) -> Runtime:
-        if self._config.runtime.kind == "inline":
-            return InlineRuntime()
-        self._reporter.status("starting Ray")
-        runtime = RayRuntime(
-            self._config.runtime,
-            logs=self._folder / "logs",
-            workers=count,
-            modules=self._plan.selection.shipped_modules(),
-        )
-        await asyncio.to_thread(runtime.connect)
-        return runtime
-
-    async def _start_all(self, specs: list[WorkerSpec]) -> dict[str, Worker]:
-        """Start workers side by side under Ray, one after the other in one process."""
-        self._facts: dict[str, Any] = {}
-        waiting = {spec.name for spec in specs}
-
-        async def start(spec: WorkerSpec) -> Worker:
-            assert self._runtime is not None
-            worker = await self._runtime.start(spec)
-            self._facts[spec.name] = await worker.call("start")
-            waiting.discard(spec.name)
-            if waiting:
-                self._reporter.status("starting " + ", ".join(sorted(waiting)))
-            return worker
-
-        self._reporter.status("starting " + ", ".join(sorted(waiting)))
-        if isinstance(self._runtime, InlineRuntime):
-            started = [await start(spec) for spec in specs]
-        else:
-            started = await asyncio.gather(*(start(spec) for spec in specs))
-        return {worker.name: worker for worker in started}
 
     def _write_manifest(self, facts: Mapping[str, Any]) -> None:
         write_manifest(

@@ -1,0 +1,93 @@
+"""The workers of a run: where they live, how they start, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlx.core.config import RunConfig
+from rlx.core.engine.rewards import RewardRunner
+from rlx.core.engine.runtime import InlineRuntime, RayRuntime, Runtime, Worker, WorkerSpec
+from rlx.core.selection import Selection
+
+
+class Crew:
+    """Starts workers side by side under Ray, one after the other in one process.
+
+    Args:
+        logs: folder for what Ray's workers print.
+        status: told what is being waited for.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        selection: Selection,
+        *,
+        logs: Path,
+        status: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._selection = selection
+        self._logs = logs
+        self._status = status
+        self._runtime: Runtime | None = None
+        self.facts: dict[str, Any] = {}
+        """What each worker said of itself when it started."""
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> dict[str, Worker]:
+        """Start all workers and return them by name."""
+        self._runtime = runtime = await self._open_runtime(len(specs))
+        waiting = {spec.name for spec in specs}
+
+        async def start(spec: WorkerSpec) -> Worker:
+            worker = await runtime.start(spec)
+            self.facts[spec.name] = await worker.call("start")
+            waiting.discard(spec.name)
+            if waiting:
+                self._status("starting " + ", ".join(sorted(waiting)))
+            return worker
+
+        self._status("starting " + ", ".join(sorted(waiting)))
+        if isinstance(runtime, InlineRuntime):
+            started = [await start(spec) for spec in specs]
+        else:
+            started = await asyncio.gather(*(start(spec) for spec in specs))
+        return {worker.name: worker for worker in started}
+
+    def reward_runner(
+        self, specs: Sequence[WorkerSpec], started: Mapping[str, Worker]
+    ) -> RewardRunner:
+        """The rewards, with new workers for those that hang or die."""
+        running = [started[spec.name] for spec in specs]
+
+        async def replace(number: int) -> Worker:
+            assert self._runtime is not None
+            await self._runtime.end(running[number])
+            running[number] = await self._runtime.start(specs[number])
+            await running[number].call("start")
+            return running[number]
+
+        return RewardRunner(
+            list(running), self._selection.rewards, self._config.reward, replace=replace
+        )
+
+    async def close(self) -> None:
+        """End every worker."""
+        if self._runtime is not None:
+            await self._runtime.close()
+
+    async def _open_runtime(self, count: int) -> Runtime:
+        if self._config.runtime.kind == "inline":
+            return InlineRuntime()
+        self._status("starting Ray")
+        runtime = RayRuntime(
+            self._config.runtime,
+            logs=self._logs,
+            workers=count,
+            modules=self._selection.shipped_modules(),
+        )
+        await asyncio.to_thread(runtime.connect)
+        return runtime
