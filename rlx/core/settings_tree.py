@@ -110,7 +110,11 @@ class Tree:
         origin: Callable[[str], str],
     ) -> None:
         if rest:
-            self._problem(f"{here}.{rest}", origin(here), f"{here} holds a single value")
+            if not isinstance(node[word], Mapping):
+                self._problem(f"{here}.{rest}", origin(here), f"{here} holds a single value")
+                return
+            node[word] = {**node[word], rest: value}  # free keys: a chat template's variables
+            self.origins[f"{here}.{rest}"] = origin(f"{here}.{rest}")
             return
         node[word] = value
         self._forget(here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,11 +148,17 @@ def test_a_dumped_configuration_gives_the_same_run_again(tmp_path: Path) -> None
 
 def test_the_dry_run_dump_says_where_each_value_came_from() -> None:
     settings = load("estimator.eps=1e-5")
-    lines = dump_yaml(settings.config, settings.origins).splitlines()
-    origin = {line.split(":")[0].strip(): line.partition("#")[2].strip() for line in lines}
-    assert origin["eps"] == "--set estimator.eps"
-    assert origin["model"] == "--model"
-    assert origin["steps"] == "default"
+    text = dump_yaml(settings.config, settings.origins)
+    assert re.search(r"^    eps: 1.0e-05 +# --set estimator.eps$", text, re.MULTILINE)
+    assert re.search(rf"^model: {MODEL} +# --model$", text, re.MULTILINE)
+    assert re.search(r"^steps: 100 +# default$", text, re.MULTILINE)
+
+
+def test_free_mappings_take_keys_one_by_one() -> None:
+    config = load(
+        "data.chat_template_kwargs={a: 1}", "data.chat_template_kwargs.enable_thinking=false"
+    ).config
+    assert config.data.chat_template_kwargs == {"a": 1, "enable_thinking": False}
 
 
 @pytest.mark.parametrize(
