@@ -171,6 +171,13 @@ def check_length(case: Case) -> Iterator[Finding]:
             "rollout.max_new_tokens",
             f"`--max-new-tokens {max(context // 2, 1)}`",
         )
+    elif rollout.max_response_tokens and rollout.max_response_tokens < rollout.max_new_tokens:
+        yield _error(
+            f"a response of {rollout.max_response_tokens} tokens in all can't hold a turn of "
+            f"{rollout.max_new_tokens}",
+            "rollout.max_response_tokens",
+            f"at least {rollout.max_new_tokens}, or fewer `--max-new-tokens`",
+        )
     elif data.max_prompt_tokens and data.max_prompt_tokens + rollout.max_new_tokens > context:
         yield _error(
             f"prompts of {data.max_prompt_tokens} and {rollout.max_new_tokens} new tokens exceed "
@@ -275,7 +282,7 @@ def check_kl(case: Case) -> Iterator[Finding]:
                 "a reference with the policy's tokenizer; unset, it is the starting weights",
             )
     defaults = type(kl)()
-    for name in ("estimator", "placement", "reference"):
+    for name in [name for name in type(kl).model_fields if name != "coef"]:
         value = getattr(kl, name)
         ignored = kl.coef == 0 and not (name == "reference" and used)
         if ignored and value != getattr(defaults, name):

@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
-from rlx.core.settings_tree import Problem, Tree, allowed_values, key_of_location, known_keys
+from rlx.core.settings_schema import allowed_values, key_of_location, known_keys
+from rlx.core.settings_tree import Problem, Tree
 from rlx.core.yaml_text import dump_tree, parse_file
 
 FLAGS: Mapping[str, str] = {

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import Any
 
 from rlx.core.config import ComponentConfig, Part, RewardConfig, RunConfig, split_weight
 from rlx.core.errors import did_you_mean
+from rlx.core.settings_schema import field_at, nearest_key, options_of, section_of, with_hint
 from rlx.core.yaml_text import dump_value, parse_value
 
 
@@ -60,12 +56,12 @@ class Tree:
 
     def assign_text(self, key: str, text: str, origin: str) -> None:
         """Write one value given as text: YAML, but kept as it is where the setting is a text."""
-        field, value = _field_at(key), parse_value(text)
-        section, is_list = _section(field) if field else (None, False)
+        field, value = field_at(key), parse_value(text)
+        section, is_list = section_of(field) if field else (None, False)
         if section and issubclass(section, ComponentConfig) and not is_list:
             keep = not isinstance(value, Mapping)
         else:
-            keep = field is not None and value is not None and str in _options(field.annotation)
+            keep = field is not None and value is not None and str in options_of(field.annotation)
         self.assign(key, text if keep else value, origin)
 
     def _assign(
@@ -83,7 +79,7 @@ class Tree:
         if field is None:
             self._unknown(f"{above}{key}", origin(f"{above}{key}"))
             return
-        section, is_list = _section(field)
+        section, is_list = section_of(field)
         if section is None:
             self._assign_leaf(node, word, here, rest, value, origin)
         elif issubclass(section, ComponentConfig):
@@ -212,7 +208,7 @@ class Tree:
                 listed = ", ".join(f"{index} ({name})" for index, name in enumerate(names))
                 hint = did_you_mean(rest.partition(".")[0], names)
                 text = f"no such entry; there are {listed or 'none'}"
-                self._problem(f"{here}.{rest}", origin(f"{here}.{rest}"), _join(text, hint))
+                self._problem(f"{here}.{rest}", origin(f"{here}.{rest}"), with_hint(text, hint))
             else:
                 index, rest = found
                 self._assign_component(kind, items[index], f"{here}.{index}", rest, value, origin)
@@ -276,119 +272,18 @@ class Tree:
                 self.origins[full] = origin(full)
             else:
                 hint = did_you_mean(str(key), kind.model_fields)
-                self._problem(full, origin(full), _join("no such setting", hint))
+                self._problem(full, origin(full), with_hint("no such setting", hint))
 
     def _forget(self, key: str) -> None:
         for name in [name for name in self.origins if name.startswith(f"{key}.")]:
             del self.origins[name]
 
     def _unknown(self, key: str, origin: str) -> None:
-        hint = _nearest_key(key)
-        self._problem(key, origin, _join("no such setting", hint and f"did you mean '{hint}'?"))
+        hint = nearest_key(key)
+        self._problem(key, origin, with_hint("no such setting", hint and f"did you mean '{hint}'?"))
 
     def _problem(self, key: str, origin: str, text: str) -> None:
         self.problems.append(Problem(key=key, origin=origin, text=text))
-
-
-@cache
-def known_keys() -> tuple[str, ...]:
-    """Every dotted key of a run's configuration, in order."""
-    return tuple(_keys(RunConfig, ""))
-
-
-def key_of_location(location: tuple[int | str, ...]) -> tuple[str, FieldInfo | None]:
-    """Dotted key and field of a pydantic error's location (which also names union members)."""
-    part: type[Part] | None = RunConfig
-    words: list[str] = []
-    field: FieldInfo | None = None
-    for word in location:
-        if isinstance(word, int):
-            words.append(str(word))
-            continue
-        inner = part.model_fields.get(word) if part else None
-        if inner is None:
-            break
-        field = inner
-        words.append(word)
-        part = _section(field)[0]
-    return ".".join(words), field
-
-
-def allowed_values(field: FieldInfo | None, value: Any, message: str) -> str:
-    """Say what a setting may be, and what it was: `'fast' is not allowed; one of vllm, …`."""
-    if field is None:
-        return message
-    options = _options(field.annotation)
-    words = [option for option in options if isinstance(option, str)]
-    bounds = " and ".join(
-        f"{sign} {getattr(rule, name):g}"
-        for rule in field.metadata
-        for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
-        if getattr(rule, name, None) is not None
-    )
-    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    parts = [f"{kinds[kind]} {bounds}".rstrip() for kind in kinds if kind in options]
-    if words:
-        parts.append(f"one of {', '.join(words)}" if len(words) > 1 else words[0])
-    if any(get_origin(option) in (list, tuple) for option in options):
-        parts = ["a list"]
-    if not parts:
-        return f"{dump_value(value)} is not allowed: {message}"
-    if None in options:
-        parts.append("null")
-    text = f"{dump_value(value)} is not allowed; it is {' or '.join(parts)}"
-    return _join(text, did_you_mean(value, words) if isinstance(value, str) else "")
-
-
-def _keys(part: type[Part], above: str) -> Iterator[str]:
-    for name, field in part.model_fields.items():
-        section, is_list = _section(field)
-        yield f"{above}{name}"
-        if section is not None and not is_list:
-            yield from _keys(section, f"{above}{name}.")
-
-
-def _nearest_key(key: str) -> str:
-    """`lr` → `learner.lr`, `estimater.eps` → `estimator.eps`; empty when nothing is near."""
-    root, dot, below = key.partition(".")
-    roots = difflib.get_close_matches(root, RunConfig.model_fields, n=1)
-    if root not in RunConfig.model_fields and dot and roots:
-        return f"{roots[0]}.{below}"
-    keys = known_keys()
-    if near := difflib.get_close_matches(key, keys, n=1):
-        return near[0]
-    ends = {name.rpartition(".")[2]: name for name in reversed(keys)}
-    near = difflib.get_close_matches(key.rpartition(".")[2], ends, n=1)
-    return ends[near[0]] if near else ""
-
-
-def _section(field: FieldInfo) -> tuple[type[Part] | None, bool]:
-    """The `Part` that a field holds, and whether it holds a list of them."""
-    annotation = field.annotation
-    is_list = get_origin(annotation) is list
-    if is_list:
-        annotation = get_args(annotation)[0]
-    if isinstance(annotation, type) and issubclass(annotation, Part):
-        return annotation, is_list
-    return None, False
-
-
-def _field_at(key: str) -> FieldInfo | None:
-    """The field of a dotted key; None for parameters of components and unknown keys."""
-    found, field = key_of_location(
-        tuple(int(word) if word.isdigit() else word for word in key.split("."))
-    )
-    return field if found == key else None
-
-
-def _options(annotation: Any) -> list[Any]:
-    """Members of a union, values of literals, None for null."""
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        return [option for inner in get_args(annotation) for option in _options(inner)]
-    if origin is Literal:
-        return list(get_args(annotation))
-    return [None] if annotation is type(None) else [annotation]
 
 
 def _blank(kind: type[ComponentConfig]) -> dict[str, Any]:
@@ -404,7 +299,3 @@ def _find_item(items: list[dict[str, Any]], rest: str) -> tuple[int, str] | None
         if rest == item["name"] or rest.startswith(f"{item['name']}."):
             return index, rest[len(item["name"]) + 1 :]
     return None
-
-
-def _join(text: str, hint: str) -> str:
-    return f"{text}; {hint}" if hint else text

@@ -130,6 +130,7 @@ def test_every_rank_must_have_a_rollout(folder: Path) -> None:
         ({"rollout": {"max_new_tokens": 64, "context_length": 64}}, "rollout.max_new_tokens"),
         ({"rollout": {"context_length": 2048}}, "rollout.context_length"),
         ({"data": {"max_prompt_tokens": 800}}, "data.max_prompt_tokens"),
+        ({"rollout": {"max_response_tokens": 100}}, "rollout.max_response_tokens"),
     ],
 )
 def test_prompt_and_response_must_fit_the_context(
