@@ -139,7 +139,7 @@ def _declared(
         Count, _option("--checkpoint-every", "Steps between checkpoints.", _PLACES)
     ] = None,
     eval_every: Annotated[
-        Count, _option("--eval-every", "Steps between evaluations; 0: none.", _PLACES)
+        Count, _option("--eval-every", "Steps between evaluations; 0: at the end.", _PLACES)
     ] = None,
     tracker: Annotated[
         list[str] | None,

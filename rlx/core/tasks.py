@@ -180,14 +180,22 @@ def load_sources(
     max_prompt_tokens: int,
     needs_label: str | None,
     key: str,
+    all_lengths: bool = False,
 ) -> tuple[Source, ...]:
-    """Load several data sets; `key` is the setting that lists them, for errors."""
+    """Load several data sets.
+
+    Args:
+        key: the setting that lists them, for errors.
+        all_lengths: check every prompt's length, however many there are.
+    """
     loaded: list[Source] = []
     taken: dict[str, str] = {}
     for number, item in enumerate(sources):
         config = common.of(item)
         try:
-            source = _load_source(config, tokenizer, max_prompt_tokens, needs_label)
+            source = _load_source(
+                config, tokenizer, max_prompt_tokens, needs_label, all_lengths=all_lengths
+            )
         except UsageError as error:
             place = (error.where or "data").replace("data.", f"{key}.{number}.", 1)
             raise UsageError(
@@ -206,13 +214,20 @@ def load_sources(
     return tuple(loaded)
 
 
-def _load_source(config: DataConfig, tokenizer: Any, limit: int, needs_label: str | None) -> Source:
+def _load_source(
+    config: DataConfig,
+    tokenizer: Any,
+    limit: int,
+    needs_label: str | None,
+    *,
+    all_lengths: bool = False,
+) -> Source:
     rows, name = read_rows(config)
     _check_columns(rows, config, needs_label)
     prompts = Prompts(tokenizer, config, rows[0])
     _check_prompts(rows, config.prompt)
     kept: np.ndarray | None = None
-    checked = len(rows) <= EAGER_ROWS or config.too_long == "error"
+    checked = all_lengths or len(rows) <= EAGER_ROWS or config.too_long == "error"
     if checked:
         kept = _fitting_rows(rows, prompts, config, limit)
     else:

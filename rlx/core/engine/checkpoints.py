@@ -6,6 +6,7 @@ checkpoints/step-000100/
   model/         Hugging Face folder of the policy
   files.json     size and CRC-32 of every file above, written last
 checkpoints/latest -> step-000100
+checkpoints/best -> step-000080     never evicted
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ async def save_checkpoint(
     write_model: Callable[[str], Awaitable[None]],
     *,
     keep: int,
+    best: int | None = None,
 ) -> Path:
     """Write `root/step-NNNNNN` and return it.
 
     Args:
         state: primitives, containers of them, and tensors (read back with `weights_only`).
         write_model: writes `policy/` and `model/` into the folder it is given.
-        keep: how many checkpoints stay, the new one included.
+        keep: how many of the newest checkpoints stay, the new one included.
+        best: step whose checkpoint stays besides; `root/best` points to it.
 
     Raises:
         EngineError: when the checkpoint can't be written whole; older ones are then untouched.
     """
     import torch
 
-    final = root / f"step-{step:06d}"
+    final = root / _folder_name(step)
     aside = root / f"{final.name}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -62,7 +65,9 @@ async def save_checkpoint(
         raise EngineError(
             f"can't write the checkpoint {final}: {error.strerror or error}"
         ) from error
-    _point_latest(root, final)
+    _point(root, "latest", final)
+    if best is not None and (root / _folder_name(best)).is_dir():
+        _point(root, "best", root / _folder_name(best))
     _evict(root, keep)
     return final
 
@@ -129,15 +134,21 @@ def _crc(path: Path) -> int:
     return value
 
 
-def _point_latest(root: Path, target: Path) -> None:
-    link = root / "latest.partial"
+def _folder_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _point(root: Path, name: str, target: Path) -> None:
+    link = root / f"{name}.partial"
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
-    link.replace(root / "latest")
+    link.replace(root / name)
 
 
 def _evict(root: Path, keep: int) -> None:
+    best = (root / "best").resolve()
     for folder in sorted(_checkpoints(root))[:-keep]:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.resolve() != best:
+            shutil.rmtree(folder, ignore_errors=True)
     for leftover in root.glob("step-*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)

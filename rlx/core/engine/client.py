@@ -75,6 +75,10 @@ class RolloutClient:
     async def load_weights(self, weights: WeightsFile) -> PublishReport:
         return await self._worker.call("load_weights", weights)
 
+    async def forget(self) -> None:
+        """Have the engine drop every cached prefix."""
+        await self._worker.call("forget")
+
     async def stop(self) -> None:
         await self._worker.call("stop")
 

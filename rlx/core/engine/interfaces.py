@@ -96,6 +96,10 @@ class RolloutEngine(Protocol):
         """Replace the weights in place and drop every cached prefix."""
         ...
 
+    async def forget(self) -> None:
+        """Drop every cached prefix, so that what comes does not depend on what went before."""
+        ...
+
     async def stop(self) -> None: ...
 
 

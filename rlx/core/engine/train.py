@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlx.core.agents import Limits
-from rlx.core.config import RunConfig
+from rlx.core.config import DataConfig, RunConfig
 from rlx.core.engine import workers
 from rlx.core.engine.checkpoints import latest_checkpoint
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collector, GroupMaker
 from rlx.core.engine.crew import Crew
+from rlx.core.engine.evaluation import EvaluationPlan, Evaluator, limits_of, plan_evaluation
+from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.processes import end_descendants
@@ -29,6 +30,7 @@ from rlx.core.engine.trainer import Trainer
 from rlx.core.models import ModelInfo, model_info, resolve_model
 from rlx.core.plugins import PluginSystem
 from rlx.core.preflight import check
+from rlx.core.prompts import with_template_variables
 from rlx.core.run import (
     CONFIG_NAME,
     FINISHED_NAME,
@@ -72,6 +74,7 @@ class Plan:
     info: ModelInfo
     tokenizer: Any
     tasks: TaskSet
+    evaluation: EvaluationPlan | None
     context_length: int
     dtype: str
     checkpoint: Path | None
@@ -116,7 +119,7 @@ def prepare(
     check(config, selection, info, resume=resume, origins=origins)
     plugins.control("rlx_configure", config=config)
     context_length = min(info.context_length, config.rollout.context_length or info.context_length)
-    tokenizer = _load_tokenizer(model)
+    tokenizer = load_tokenizer(model, config.data)
     longest = context_length - config.rollout.max_new_tokens
     tasks = load_tasks(
         config.data,
@@ -124,8 +127,14 @@ def prepare(
         max_prompt_tokens=min(config.data.max_prompt_tokens or longest, longest),
         needs_label=selection.needs_label,
     )
+    evaluation = None
+    if config.evaluates:
+        evaluation = plan_evaluation(
+            config, selection, tokenizer=tokenizer, context_length=context_length
+        )
     if config.rollout.context_length is None and config.data.max_prompt_tokens is not None:
-        needed = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+        most = evaluation.sampling.max_new_tokens if evaluation else 0
+        needed = config.data.max_prompt_tokens + max(config.rollout.max_new_tokens, most)
         context_length = min(context_length, needed)
     checkpoint = latest_checkpoint(config.output / "checkpoints") if resume else None
     return Plan(
@@ -136,6 +145,7 @@ def prepare(
         info=info,
         tokenizer=tokenizer,
         tasks=tasks,
+        evaluation=evaluation,
         context_length=context_length,
         dtype=info.dtype if config.learner.dtype == "auto" else config.learner.dtype,
         checkpoint=checkpoint,
@@ -143,10 +153,11 @@ def prepare(
     )
 
 
-def _load_tokenizer(model: str) -> Any:
+def load_tokenizer(model: str, data: DataConfig) -> Any:
+    """The model's tokenizer, with the chat-template variables of `data`."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model)
+    return with_template_variables(AutoTokenizer.from_pretrained(model), data.chat_template_kwargs)
 
 
 class _Session:
@@ -225,6 +236,7 @@ class _Session:
             run=run,
             config=config,
             collector=self._collector(engine, rewards),
+            evaluations=self._evaluations(run, engine, rewards),
             estimator=plan.selection.estimator.resolve(),
             learner=learner,
             reference=reference,
@@ -270,15 +282,27 @@ class _Session:
                 top_p=config.rollout.top_p,
                 top_k=config.rollout.top_k,
             ),
-            limits=Limits(
-                context_length=plan.context_length,
-                max_turns=config.rollout.max_turns,
-                max_tokens=config.rollout.max_response_tokens,
-            ),
+            limits=limits_of(config, plan.context_length),
             group_size=config.rollout.group_size,
             seed=config.seed,
         )
         return Collector(maker=maker, scorer=rewards, sampler=sampler)
+
+    def _evaluations(
+        self, run: Run, engine: RolloutClient, rewards: RewardRunner
+    ) -> Evaluations | None:
+        plan = self._plan
+        if plan.evaluation is None:
+            return None
+        evaluator = Evaluator(
+            plan.evaluation,
+            client=engine,
+            selection=plan.selection,
+            scorer=rewards,
+            tokenizer=plan.tokenizer,
+            limits=limits_of(plan.config, plan.context_length),
+        )
+        return Evaluations(evaluator, run=run, reporter=self._reporter, plugins=plan.plugins)
 
     async def _start_workers(
         self,

@@ -17,6 +17,7 @@ from rlx.core.engine.batches import make_batch
 from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collected, Collector, unwrap
+from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.metrics import merge, rollout_metrics, rollout_records
@@ -28,6 +29,8 @@ from rlx.core.rollouts import TrainBatch
 from rlx.core.run import Run
 
 _BEFORE_UPDATE = ("rollout", "score", "advantage")
+_AT_REST = (*_BEFORE_UPDATE, "eval")
+"""Phases in which the state is that after the last finished step."""
 
 
 class Trainer:
@@ -39,6 +42,7 @@ class Trainer:
         run: Run,
         config: RunConfig,
         collector: Collector,
+        evaluations: Evaluations | None,
         estimator: Bound,
         learner: LearnerGroup,
         reference: LearnerGroup | None,
@@ -52,6 +56,7 @@ class Trainer:
         self._run = run
         self._config = config
         self._collector = collector
+        self._evaluations = evaluations
         self._estimator = estimator
         self._learner = learner
         self._reference = reference
@@ -73,10 +78,12 @@ class Trainer:
     async def train(self) -> str:
         """Run until the last step, a stop request or a plugin's wish; return the reason."""
         try:
+            if self._evaluation_is_due():
+                await self._cancellable(self._evaluate_at_rest())
             while self.step < self._config.steps and self._stop_reason is None:
                 await self._cancellable(self._train_step())
         except BaseException as error:
-            if self._phase in _BEFORE_UPDATE and not isinstance(error, asyncio.CancelledError):
+            if self._phase in _AT_REST and not isinstance(error, asyncio.CancelledError):
                 await self.checkpoint()
             raise unwrap(error) from None
         await self.checkpoint()
@@ -107,11 +114,36 @@ class Trainer:
         self.step += 1
         with self._timed("publish"):
             await self._publisher.publish(self._learner, self._engine, version=self.step)
+        numbers = merge(advantages, update.metrics)
+        try:
+            evaluation = await self._evaluate()
+        except BaseException:  # the step itself is done, and is not lost
+            self._emit(collected, batch, numbers, update, started)
+            raise
         if self._checkpoint_is_due():
             with self._timed("checkpoint"):
                 await self.checkpoint()
-        self._emit(collected, batch, merge(advantages, update.metrics), update, started)
+        self._emit(collected, batch, merge(numbers, evaluation), update, started)
         self._phase = "idle"
+
+    def _evaluation_is_due(self) -> bool:
+        return self._evaluations is not None and self._evaluations.due(self.step)
+
+    async def _evaluate(self) -> dict[str, float]:
+        """The metrics of an evaluation of the present weights; empty when none is due."""
+        if self._evaluations is None or not self._evaluations.due(self.step):
+            return {}
+        with self._timed("eval"):
+            return await self._evaluations.evaluate(self.step)
+
+    async def _evaluate_at_rest(self) -> None:
+        """Evaluate before the first step, or make up for an evaluation that was interrupted."""
+        self._times = {}
+        metrics = await self._evaluate()
+        self._reporter.log(self.step, {**metrics, "time/eval": self._times["eval"]})
+        self._phase = "idle"
+        if self._is_best():
+            await self.checkpoint()
 
     async def _score(self, batch: TrainBatch) -> TrainBatch:
         """Run the forward passes that the selected components require, and no other."""
@@ -167,7 +199,14 @@ class Trainer:
 
     def _checkpoint_is_due(self) -> bool:
         every = self._config.checkpoint.every
-        return bool(every) and self.step % every == 0 and self.step < self._config.steps
+        is_regular = bool(every) and self.step % every == 0 and self.step < self._config.steps
+        return is_regular or self._is_best()
+
+    def _is_best(self) -> bool:
+        return self._best_step() == self.step
+
+    def _best_step(self) -> int | None:
+        return None if self._evaluations is None else self._evaluations.best_step
 
     async def checkpoint(self) -> Path | None:
         """Save the state after the last finished step, once."""
@@ -180,6 +219,7 @@ class Trainer:
             self._state(),
             self._write_model,
             keep=self._config.checkpoint.keep,
+            best=self._best_step(),
         )
         self._saved_step = self.step
         self._plugins.notify("rlx_on_checkpoint", run=self._run, step=self.step, path=path)
@@ -194,6 +234,7 @@ class Trainer:
             "step": self.step,
             "collector": self._collector.state_dict(),
             "estimator": self._estimator.state_dict(),
+            "evaluations": self._evaluations.state_dict() if self._evaluations else {},
         }
 
     async def resume(self, folder: Path) -> None:
@@ -201,6 +242,8 @@ class Trainer:
         state = load_state(folder)
         self._collector.load_state_dict(state["collector"])
         self._estimator.load_state_dict(state["estimator"])
+        if self._evaluations is not None:
+            self._evaluations.load_state_dict(state.get("evaluations", {}))
         await self._learner.load(str(folder / "policy"))
         self.step = self._saved_step = step_of(folder)
         await self._publisher.publish(self._learner, self._engine, version=self.step)
@@ -217,7 +260,7 @@ class Trainer:
         if self._phase == "update":
             task = asyncio.get_running_loop().create_task(self._learner.abort())
             self._background.add(task)
-        elif self._phase in _BEFORE_UPDATE and self._step_task is not None:
+        elif self._phase in _AT_REST and self._step_task is not None:
             self._step_task.cancel()
 
     async def _cancellable(self, step: Any) -> None:

@@ -99,6 +99,10 @@ class AsyncEngine:
         """
         return await self._ask(lambda: self._core.load_weights(weights))
 
+    async def forget(self) -> None:
+        """Drop every cached prefix."""
+        await self._ask(self._core.forget)
+
     async def stop(self) -> None:
         """Fail what still runs, unload the model and end the thread."""
         thread = self._thread

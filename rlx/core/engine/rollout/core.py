@@ -46,6 +46,10 @@ class EngineCore(Protocol):
 
     def load_weights(self, weights: WeightsFile) -> PublishReport: ...
 
+    def forget(self) -> None:
+        """Drop every cached prefix."""
+        ...
+
     def stop(self) -> None: ...
 
 

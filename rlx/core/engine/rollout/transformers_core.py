@@ -125,6 +125,9 @@ class TransformersCore:
             checksum=weights.checksum,
         )
 
+    def forget(self) -> None:
+        """Nothing outlives a batch here."""
+
     def stop(self) -> None:
         self._model = self._batch = None
         self._waiting.clear()

@@ -193,7 +193,7 @@ class VllmCore:
     def load_weights(self, weights: WeightsFile) -> PublishReport:
         started = time.perf_counter()
         self._engine.engine_core.collective_rpc("rlx_load_weights", args=(weights,))
-        self._engine.reset_prefix_cache(reset_running_requests=True)
+        self.forget()
         self._version = weights.version
         return PublishReport(
             version=weights.version,
@@ -201,6 +201,9 @@ class VllmCore:
             bytes=weights.bytes,
             checksum=weights.checksum,
         )
+
+    def forget(self) -> None:
+        self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def stop(self) -> None:
         if self._engine is not None:
