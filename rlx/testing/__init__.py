@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rlx.testing.inputs import correction_inputs, estimator_inputs, loss_inputs
     from rlx.testing.losses import check_loss
     from rlx.testing.package import check_plugin
-    from rlx.testing.reward_inputs import reward_inputs
     from rlx.testing.rewards import check_reward
     from rlx.testing.samplers import check_sampler
+    from rlx.testing.samples import reward_inputs
     from rlx.testing.violations import ConformanceError, Violation
 
 _HOMES = {
@@ -35,7 +35,7 @@ _HOMES = {
     "correction_inputs": "inputs",
     "estimator_inputs": "inputs",
     "loss_inputs": "inputs",
-    "reward_inputs": "reward_inputs",
+    "reward_inputs": "samples",
 }
 
 __all__ = [

@@ -60,7 +60,8 @@ def check_agent(
     """
     bound = bind("agents", target, params)
     checker = Checker(f"agent {label_of(target)}", examples=examples)
-    given = st.sampled_from(list(tasks or (task(),)))
+    # a copy for each episode: one that an agent changed must not reach the next
+    given = st.sampled_from(list(tasks or (task(),))).map(copy.deepcopy)
     replies = st.lists(st.sampled_from(_REPLIES), min_size=1, max_size=4).map(tuple)
     ordinary = st.builds(
         lambda t, s, n: Play(task=t, script=s, seed=n), given, replies, st.integers(0, 3)

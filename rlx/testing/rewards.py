@@ -17,7 +17,7 @@ from rlx.core.component import Bound
 from rlx.core.rewards import Reward, RewardInputs, as_reward, excerpt
 from rlx.testing.cases import require
 from rlx.testing.components import bind, check_parameters, check_travel
-from rlx.testing.reward_inputs import reward_inputs
+from rlx.testing.samples import reward_inputs
 from rlx.testing.violations import EXAMPLES, Broken, Checker, label_of
 
 _ANSWERS = ("4", "The answer is 4.", "\\boxed{4}", "no", "1 2 3", "<think>x</think> 4")
@@ -49,7 +49,7 @@ def check_reward(
     checker = Checker(f"reward {label_of(target)}", examples=examples, render=_render)
     columns = bound.tags.extra.get(COLUMNS_TAG, {})
     own = list(samples or ())
-    ordinary = st.sampled_from(own) if own else _ordinary(columns)
+    ordinary = st.sampled_from(own).map(copy.deepcopy) if own else _ordinary(columns)
     lists = st.lists(ordinary, min_size=1, max_size=4)
     if checker.holds("returns a finite number per sample", lists, lambda xs: _scores(bound, xs)):
         _check_inputs(checker, bound, ordinary)

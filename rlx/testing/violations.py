@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from rlx.core.importing import plugin_traceback
 Case = TypeVar("Case")
 EXAMPLES = 40
 """Cases per property."""
+SECONDS = 3.0
+"""Time per property after which no further case is tried."""
 _LONGEST = 600
 """Characters of a counter-example that are shown."""
 _OWN_FRAMES = ("hypothesis", "rlx/testing", "rlx/core/component.py")
@@ -75,8 +78,11 @@ class Checker:
     def holds(self, rule: str, cases: SearchStrategy[Case], check: Callable[[Case], None]) -> bool:
         """Try `check` on generated cases; a failure becomes a violation with the smallest case."""
         smallest: list[tuple[Case, Exception]] = []
+        deadline = time.monotonic() + SECONDS
 
         def attempt(case: Case) -> None:
+            if not smallest and time.monotonic() > deadline:
+                return  # a slow component is tried on fewer cases
             try:
                 with _quiet_generators():
                     check(case)

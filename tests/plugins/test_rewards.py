@@ -15,7 +15,7 @@ from rlx.plugins.rewards.overlong import overlong
 from rlx.plugins.rewards.regex import regex
 from rlx.plugins.rewards.repetition import repetition
 from rlx.plugins.rewards.stop_properly import stop_properly
-from rlx.testing.reward_inputs import reward_inputs
+from rlx.testing import reward_inputs
 
 
 def bound(name: str, **params: object) -> Bound:

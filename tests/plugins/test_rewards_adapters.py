@@ -16,7 +16,7 @@ from rlx.core.errors import UsageError
 from rlx.core.plugins import PluginSystem
 from rlx.core.rewards import Reward, RewardInputs
 from rlx.plugins.rewards.adapters import adapt, resolve
-from rlx.testing.reward_inputs import reward_inputs
+from rlx.testing import reward_inputs
 
 OPENRLHF = """
 import torch

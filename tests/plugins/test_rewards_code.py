@@ -16,7 +16,7 @@ import pytest
 from rlx.core.rewards import Reward
 from rlx.plugins.rewards.code import code, program_of, read_tests
 from rlx.plugins.rewards.sandbox import Limits, Verdict, run_tests
-from rlx.testing.reward_inputs import reward_inputs
+from rlx.testing import reward_inputs
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 INCREMENT = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(5) == 6\n"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rlx.plugins.rewards._answers import last_boxed, last_number, number, same_number
 from rlx.plugins.rewards._symbolic import UNDECIDED, Checker, equal
 from rlx.plugins.rewards.math import math
-from rlx.testing.reward_inputs import reward_inputs
+from rlx.testing import reward_inputs
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -21,7 +21,7 @@ from rlx.core.engine.rewards import RewardRunner, RewardWorker
 from rlx.core.errors import ComponentError, EngineError
 from rlx.core.references import ComponentRef
 from rlx.core.rollouts import Rollout, Span, Task
-from rlx.testing.reward_inputs import reward_inputs
+from rlx.testing import reward_inputs
 
 FUNCTIONS = """
 import asyncio, re, sys, threading, time

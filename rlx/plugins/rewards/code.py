@@ -25,7 +25,7 @@ _FENCE = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3")
 
 
-@component
+@component(example_columns={"test": ["assert True"]})
 def code(
     sample: RewardInputs,
     *,

@@ -14,7 +14,7 @@ from rlx.core.errors import UsageError
 from rlx.core.rewards import RewardInputs
 
 
-@component
+@component(example={"max_length": 8, "buffer": 4})
 class overlong:  # noqa: N801 - its name on the command line
     """Penalty in [-factor, 0] that grows linearly over the last `buffer` tokens.
 

@@ -10,7 +10,7 @@ from rlx.core.errors import UsageError
 from rlx.core.rewards import RewardInputs
 
 
-@component
+@component(example={"pattern": "4"})
 class regex:  # noqa: N801 - its name on the command line
     r"""`match` when the pattern is found, else `mismatch`.
 
