@@ -6,8 +6,10 @@ transformers.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -24,11 +26,13 @@ COMMANDS = {
     "plan": ("rlx.cli.plan:app", "Show what would run where: batches, memory, processes."),
     "doctor": ("rlx.cli.doctor:app", "Check this machine: versions, devices, known problems."),
     "plugins": ("rlx.cli.plugins:app", "List, show, check and create components and plugins."),
+    "eval": ("rlx.cli.eval:app", "Evaluate a model, a run or a checkpoint: pass@k."),
     "runs": ("rlx.cli.runs:app", "List and look at runs on disk."),
     "export": ("rlx.cli.export:app", "Write a checkpoint as a Hugging Face folder."),
 }
 """Name → where its Typer app is, and the line that `rlx --help` shows."""
 _GROUP = "rlx.commands"
+_NATIVE = {"ray", "torch", "vllm", "deepspeed"}
 
 
 class LazyGroup(TyperGroup):
@@ -99,17 +103,31 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line; mistakes exit with 2, failures with 1, Ctrl-C with 130."""
+    code = _exit_code()
+    if _NATIVE.isdisjoint(sys.modules):
+        sys.exit(code)
+    # Ray, torch and gloo abort now and then while the interpreter tears them down. By now all
+    # files are closed and all workers ended, so nothing is lost by leaving without that.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _exit_code() -> int:
     from rlx.cli.output import print_failure, print_usage_error
 
     try:
         app(prog_name="rlx")
     except UsageError as error:
         print_usage_error(error)
-        sys.exit(2)
+        return 2
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     except Exception as error:
         print_failure(error)
-        sys.exit(1)
-    sys.exit(0)
+        return 1
+    return 0
 
 
 def _external() -> dict[str, list[EntryPoint]]:

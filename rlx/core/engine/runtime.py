@@ -8,6 +8,7 @@ an event loop, and let `now` methods (`abort`) in while another method runs.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import inspect
 import os
@@ -307,6 +308,7 @@ class RayRuntime:
         for worker in reversed(self._workers):
             ray.kill(worker.actor)
         self._workers.clear()
+        gc.collect()  # references to Ray objects must not outlive Ray
         if self._started_ray:
             await asyncio.to_thread(ray.shutdown)
             self._started_ray = False
