@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from rlx.core import sizes
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.machine import SHARED_MEMORY, find_gpus
 from rlx.core.models import ModelInfo, model_info
+from rlx.core.preflight_eval import eval_complaints
 from rlx.core.preflight_folder import check_folder
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
@@ -58,6 +59,9 @@ class Case:
     resume: bool
 
 
+Rule: TypeAlias = Callable[[Case], Iterator[Finding]]
+
+
 def check(
     config: RunConfig,
     selection: Selection,
@@ -65,14 +69,18 @@ def check(
     *,
     resume: bool = False,
     origins: Mapping[str, str] | None = None,
+    rules: tuple[Rule, ...] | None = None,
 ) -> list[Finding]:
     """Apply every rule and return the warnings.
+
+    Args:
+        rules: those that count; unset: `RULES`, for training.
 
     Raises:
         UsageError: one error with all that must be put right.
     """
     case = Case(config=config, selection=selection, info=info, resume=resume)
-    findings = [finding for rule in RULES for finding in rule(case)]
+    findings = [finding for rule in rules or RULES for finding in rule(case)]
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         raise _usage_error(errors, origins or {})
@@ -306,6 +314,14 @@ def check_rewards(case: Case) -> Iterator[Finding]:
         yield _error("every reward has weight 0", "rewards", "`--reward NAME:1.0`")
 
 
+def check_evaluation(case: Case) -> Iterator[Finding]:
+    """There is data to evaluate on, and its settings fit together."""
+    context = case.info.context_length
+    context = min(context, case.config.rollout.context_length or context)
+    for complaint in eval_complaints(case.config, context=context):
+        yield _error(*complaint)
+
+
 def check_output(case: Case) -> Iterator[Finding]:
     """The run folder can be written and is free, or holds what `--resume` needs."""
     config = case.config
@@ -366,7 +382,7 @@ def _key(names: tuple[str, ...]) -> str:
     return {"reward": "rewards", "tracker": "trackers"}.get(kind, kind)
 
 
-RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+RULES: tuple[Rule, ...] = (
     check_modules,
     check_requirements,
     check_batch,
@@ -376,5 +392,14 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     check_learner,
     check_kl,
     check_rewards,
+    check_evaluation,
     check_output,
 )
+EVAL_RULES: tuple[Rule, ...] = (
+    check_modules,
+    check_length,
+    check_engine,
+    check_rewards,
+    check_evaluation,
+)
+"""Of `rlx eval`, which trains nothing."""

@@ -1,0 +1,291 @@
+"""`rlx eval`: how good a model, a run or a checkpoint is on data."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rlx.cli.export import find_checkpoint
+from rlx.cli.output import console, next_step, print_warning
+from rlx.core.config import RunConfig, SourceConfig
+from rlx.core.errors import UsageError
+from rlx.core.run import CONFIG_NAME, EVALS_NAME
+from rlx.core.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from rlx.core.engine.evaluate import EvalJob
+    from rlx.core.evaluation import Evaluation
+
+app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+_SOURCE = "MODEL_OR_RUN_OR_CHECKPOINT"
+FLAGS = {
+    "model": "model",
+    "data": "eval.sources",
+    "reward": "rewards",
+    "samples": "eval.samples",
+    "temperature": "eval.temperature",
+    "max_new_tokens": "eval.max_new_tokens",
+    "max_tasks": "eval.max_tasks",
+    "part": "eval.part",
+    "threshold": "eval.threshold",
+    "agent": "agent",
+    "engine": "rollout.engine",
+    "runtime": "runtime.kind",
+    "seed": "seed",
+}
+"""Flag of `rlx eval` → key of the configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is evaluated."""
+
+    model: str | None
+    """Folder or hub name; None: what the settings say."""
+    settings: Path | None = None
+    """Configuration of the run that it belongs to."""
+    run: Path | None = None
+    step: int = 0
+
+
+@app.command(epilog="The settings are those of a run: [bold]rlx train --dry-run[/bold] lists them.")
+def evaluate(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar=f"[{_SOURCE}]",
+            help="Model folder or hub name, run folder (its newest checkpoint), or checkpoint "
+            "folder; none: the embedded model.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="Data to evaluate on; repeatable. Unset: eval.sources."),
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option("--reward", help="Reward; repeatable.", metavar="NAME[:WEIGHT]"),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-n", help="Rollouts per task, for pass@k.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy (default for one sample).")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", help="Longest response.")
+    ] = None,
+    max_tasks: Annotated[
+        int | None, typer.Option("--max-tasks", help="Most tasks of each data set.")
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option("--part", help="Reward whose score counts (default: the first).")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="Score from which on a rollout passes.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="What drives a rollout.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Generates: vllm or transformers.")
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option("--runtime", help="ray, or inline: all in this process.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of sampling.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Folder for results and samples; new or empty."),
+    ] = None,
+    root: Annotated[Path, typer.Option("--root", help="Folder that holds the runs.")] = Path(
+        "runs"
+    ),
+    config: Annotated[
+        list[Path] | None,
+        typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting, as YAML.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Evaluate a model, a run or a checkpoint: mean score and pass@k.
+
+    A run or checkpoint is evaluated with the settings of its run, as during training.
+    """
+    given = {name: value for name, value in locals().items() if name in FLAGS}
+    target = find_target(source, root)
+    settings = _settings(target, given, config or [], set_ or [])
+    folder = output or default_output(target, settings.config)
+    _check_output(folder)
+    from rlx.core.engine.evaluate import evaluate as run_evaluation
+    from rlx.core.engine.evaluate import prepare_evaluation
+
+    job = prepare_evaluation(settings.config, origins=settings.origins)
+    for finding in job.warnings:
+        print_warning(finding.what, finding.fix)
+    with _shown() as (status, progress):
+        found = run_evaluation(job, folder, step=target.step, status=status, progress=progress)
+    _report(job, found, folder, source)
+
+
+def find_target(source: str | None, root: Path) -> Target:
+    """Say what a user means by a name: a run, a checkpoint of one, or a model.
+
+    Raises:
+        UsageError: a run without a checkpoint.
+    """
+    if source is None:
+        return Target(model=None)
+    folder = Path(source) if Path(source).exists() else root / source
+    if not (folder / CONFIG_NAME).is_file() and not (folder / "model" / "config.json").is_file():
+        return Target(model=source)
+    checkpoint = find_checkpoint(source, root)
+    run = checkpoint.parent.parent
+    step = re.fullmatch(r"step-(\d+)", checkpoint.name)
+    return Target(
+        model=str(checkpoint / "model"),
+        settings=run / CONFIG_NAME if (run / CONFIG_NAME).is_file() else None,
+        run=run if (run / CONFIG_NAME).is_file() else None,
+        step=int(step.group(1)) if step else 0,
+    )
+
+
+def _settings(
+    target: Target, given: dict[str, Any], files: list[Path], sets: list[str]
+) -> Settings:
+    """The run's settings, files, environment, flags and `--set`, in this order."""
+    flags = {name: None if value == [] else value for name, value in given.items()}
+    settings = load_settings(
+        files=[*([target.settings] if target.settings else []), *files],
+        sets=sets,
+        flags={"model": target.model, **flags},
+        names=FLAGS,
+    )
+    config = settings.config
+    if config.eval.sources:
+        return settings
+    sources = config.data.sources or [SourceConfig(path=config.data.path)]
+    if config.data.path == "embedded" and not config.data.sources:
+        sources = [SourceConfig(path="embedded", split="test")]
+    else:
+        print_warning("no evaluation data is given: this is the training data", "--data FILE")
+    eval_ = config.eval.model_copy(update={"sources": sources})
+    return Settings(
+        config=config.model_copy(update={"eval": eval_}),
+        origins=settings.origins,
+    )
+
+
+def default_output(target: Target, config: RunConfig) -> Path:
+    """`RUN/evals/step-NNNNNN-1`, or `evals/MODEL-1`, with the first free number."""
+    parent = target.run / EVALS_NAME if target.run else Path(EVALS_NAME)
+    name = f"step-{target.step:06d}" if target.run else Path(config.model).name
+    stem = re.sub(r"[^\w.-]+", "-", name) or "model"
+    number = 1
+    while (parent / f"{stem}-{number}").exists():
+        number += 1
+    return parent / f"{stem}-{number}"
+
+
+def _check_output(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"{folder} exists and is not empty",
+            where="--output",
+            fix="a new folder, so that nothing is overwritten",
+        )
+
+
+@contextmanager
+def _shown() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
+    """Ways to say what is waited for and how far it is, on stderr: a bar on a terminal."""
+    out = console(stderr=True)
+    started = time.monotonic()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=out,
+        transient=True,
+        disable=not out.is_terminal,
+    )
+    task = bar.add_task("", total=None)
+    last = [started]
+
+    def status(text: str) -> None:
+        bar.update(task, description=text)
+        if not out.is_terminal:
+            out.print(f"[{time.monotonic() - started:6.1f} s] {text}")
+
+    def progress(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        now = time.monotonic()
+        if not out.is_terminal and now - last[0] > 10:
+            last[0] = now
+            out.print(f"[{now - started:6.1f} s] {done} of {total} tasks")
+
+    with bar:
+        yield status, progress
+
+
+def _report(job: EvalJob, found: Evaluation, folder: Path, source: str | None) -> None:
+    from rlx.core.engine.evaluate import RESULTS_NAME, SAMPLES_NAME
+
+    out, plan = console(), job.plan
+    out.print(results_table(found))
+    how = "greedy" if plan.sampling.temperature == 0 else f"temperature {plan.sampling.temperature}"
+    out.print(
+        f"{plan.samples} rollout{'s' if plan.samples > 1 else ''} a task, {how}; "
+        f"passed: {plan.scoring.part} ≥ {plan.scoring.threshold:g}; {found.seconds:.1f} s"
+    )
+    for item in plan.sources:
+        if item.skipped_too_long:
+            out.print(f"{item.name}: {item.skipped_too_long:,} prompts too long, left out")
+    if found.failed_rewards:
+        out.print(f"{found.failed_rewards:,} rewards failed")
+    out.print(f"files in {folder}/")
+    for label, name in (("results", RESULTS_NAME), ("rollouts", SAMPLES_NAME)):
+        out.print(f"  {label:<12} {name}")
+    same = f"rlx eval {shlex.quote(source)} …" if source else "rlx eval"
+    more = f"{same} --samples 8" if plan.samples == 1 else f"{same} --temperature 0 --samples 1"
+    next_step(more, f"rlx train --model {shlex.quote(job.config.model)}")
+
+
+def results_table(found: Evaluation) -> Table:
+    """One row a source."""
+    sources = found.sources
+    ks = sorted({k for result in sources.values() for k in result.pass_at})
+    table = Table("source", *(["tasks", "mean"] + [f"pass@{k}" for k in ks]), box=None)
+    for name in ("tokens", "truncated", *(["failed"] if _any_failed(found) else [])):
+        table.add_column(name)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, result in sources.items():
+        error = "" if math.isnan(result.mean_stderr) else f" ± {result.mean_stderr:.3f}"
+        row = [name, f"{result.tasks:,}", f"{_text(result.mean, '.3f')}{error}"]
+        row += [_text(result.pass_at[k], ".3f") for k in ks]
+        row += [_text(result.length_mean, ".1f"), _text(result.truncated_rate, ".1%")]
+        table.add_row(*row, *([f"{result.failed:,}"] if _any_failed(found) else []))
+    return table
+
+
+def _any_failed(found: Evaluation) -> bool:
+    return any(result.failed for result in found.sources.values())
+
+
+def _text(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)
