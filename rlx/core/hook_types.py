@@ -24,13 +24,21 @@ class RunView(Protocol):
     """What the run's hooks see of the run: read it, don't steer it."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def config(self) -> RunConfig:
         """The resolved configuration."""
         ...
 
     @property
-    def path(self) -> Path:
+    def folder(self) -> Path:
         """The run folder (`runs/<name>`)."""
+        ...
+
+    @property
+    def start_step(self) -> int:
+        """Steps that an earlier process did; 0 for a fresh run."""
         ...
 
 
@@ -43,8 +51,8 @@ class WorkerContext:
     rank: int = 0
     """Position among the workers of the same role."""
     world_size: int = 1
-    run_path: str = ""
-    """The run folder, as the driver sees it."""
+    run_folder: str = ""
+    """As the driver sees it; another node need not have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,14 +117,14 @@ def rlx_on_run_start(run: RunView) -> None:
     On failure: logged once, this implementation is off for the rest of the run.
 
     Args:
-        run: the run: `run.path` (folder), `run.config`.
+        run: `run.name`, `run.folder`, `run.config`, `run.start_step`.
 
     Example:
         import rlx
 
         @rlx.hookimpl
         def rlx_on_run_start(run):
-            (run.path / "started.txt").write_text(f"{run.config.model}\\n")
+            (run.folder / "started.txt").write_text(f"{run.config.model}\\n")
     """
 
 
@@ -149,7 +149,7 @@ def rlx_on_rollouts(run: RunView, step: int, groups: Sequence[Group]) -> None:
         def rlx_on_rollouts(run, step, groups):
             best = max((rollout for group in groups for rollout in group.rollouts),
                        key=lambda rollout: rollout.reward)
-            (run.path / "best.txt").write_text(best.text)
+            (run.folder / "best.txt").write_text(best.text)
     """
 
 
@@ -224,7 +224,7 @@ def rlx_on_eval_end(run: RunView, step: int, results: Mapping[str, float]) -> No
 
         @rlx.hookimpl
         def rlx_on_eval_end(run, step, results):
-            (run.path / f"eval-{step}.json").write_text(json.dumps(dict(results)))
+            (run.folder / f"eval-{step}.json").write_text(json.dumps(dict(results)))
     """
 
 
@@ -247,7 +247,7 @@ def rlx_on_checkpoint(run: RunView, step: int, path: Path) -> None:
 
         @rlx.hookimpl
         def rlx_on_checkpoint(run, step, path):
-            with (run.path / "checkpoints.txt").open("a") as file:
+            with (run.folder / "checkpoints.txt").open("a") as file:
                 print(step, path.name, file=file)
     """
 
@@ -299,7 +299,7 @@ def rlx_on_run_end(run: RunView, error: BaseException | None) -> None:
 
         @rlx.hookimpl
         def rlx_on_run_end(run, error):
-            (run.path / "ended.txt").write_text("ok" if error is None else repr(error))
+            (run.folder / "ended.txt").write_text("ok" if error is None else repr(error))
     """
 
 
@@ -313,7 +313,7 @@ def rlx_on_worker_start(ctx: WorkerContext) -> None:
     On failure: the exception ends the run.
 
     Args:
-        ctx: `ctx.role`, `ctx.rank`, `ctx.world_size`, `ctx.run_path`.
+        ctx: `ctx.role`, `ctx.rank`, `ctx.world_size`, `ctx.run_folder`.
 
     Example:
         import os

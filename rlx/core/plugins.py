@@ -24,6 +24,7 @@ from rlx.core.discovery import (
 )
 from rlx.core.errors import UsageError
 from rlx.core.hooks import Hooks
+from rlx.core.hookspecs import WorkerContext
 from rlx.core.importing import extend_path, import_file, plugin_traceback
 from rlx.core.references import ComponentRef
 from rlx.core.registry import BUILTIN, Entry, Provider, Registrar, Registry
@@ -334,3 +335,18 @@ def default_system() -> PluginSystem:
         key = (*key[:2], tuple(sys.path))
         _systems[key] = system
     return _systems[key]
+
+
+def start_worker(
+    ctx: WorkerContext,
+    *,
+    disable: Collection[str] = (),
+    search_path: Iterable[str | Path] | None = None,
+    rlxfile: bool = True,
+) -> None:
+    """Call `rlx_on_worker_start` in a worker process, with the driver's choice of plugins.
+
+    In a process without hook plugins this reads metadata only. Exceptions propagate.
+    """
+    system = PluginSystem.load(disable=disable, search_path=search_path, rlxfile=rlxfile)
+    system.control("rlx_on_worker_start", ctx=ctx)

@@ -65,6 +65,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:

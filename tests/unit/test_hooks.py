@@ -20,7 +20,7 @@ from rlx.core.component import KINDS
 from rlx.core.config import RunConfig
 from rlx.core.hooks import Hooks
 from rlx.core.hookspecs import HOOKS, WorkerContext
-from rlx.core.plugins import PluginSystem
+from rlx.core.plugins import PluginSystem, start_worker
 from rlx.core.registry import Provider
 from rlx.core.rollouts import Group, Rollout, Task, TrainBatch
 
@@ -33,7 +33,7 @@ spec.loader.exec_module(hooks_page)
 
 
 def run_view(path: Path) -> types.SimpleNamespace:
-    return types.SimpleNamespace(path=path, config=RunConfig())
+    return types.SimpleNamespace(folder=path, config=RunConfig())
 
 
 def group() -> Group:
@@ -389,3 +389,25 @@ def test_class_as_plugin_is_refused() -> None:
     with pytest.raises(rlx.UsageError, match="is a class"):
         Hooks().register(Plugin, "p")
     assert Hooks().register(Plugin(), "p") == []
+
+
+def test_worker_process_calls_the_hook_of_the_projects_rlxfile(tmp_path: Path) -> None:
+    (tmp_path / "rlxfile.py").write_text(
+        "import pathlib, rlx\n\n@rlx.hookimpl\ndef rlx_on_worker_start(ctx):\n"
+        "    (pathlib.Path(ctx.run_folder) / 'rank').write_text(f'{ctx.role} {ctx.rank}')\n"
+    )
+    ctx = WorkerContext(role="learner", rank=1, world_size=2, run_folder=str(tmp_path))
+    start_worker(ctx, search_path=[tmp_path], rlxfile=False)
+    assert not (tmp_path / "rank").exists()
+    start_worker(ctx, search_path=[tmp_path])
+    assert (tmp_path / "rank").read_text() == "learner 1"
+
+
+def test_run_offers_what_the_hooks_promise(tmp_path: Path) -> None:
+    from rlx.core.hookspecs import RunView
+    from rlx.core.run import Run
+
+    run = Run(name="r", folder=tmp_path, config=RunConfig())
+    promised = [name for name in vars(RunView) if not name.startswith("_")]
+    assert sorted(promised) == ["config", "folder", "name", "start_step"]
+    assert all(hasattr(run, name) for name in promised)
