@@ -99,7 +99,7 @@ class TransformersCore:
     def abort(self, keys: Sequence[Key]) -> Finished:
         wanted = set(keys)
         ended = [
-            (key, _generation(request, version, (), (), "abort"))
+            (key, _generation(request, version, np.zeros(0), np.zeros(0), "abort"))
             for key, request, version in self._waiting
             if key in wanted
         ]
@@ -242,13 +242,13 @@ class _Batch:
 
     def _remove(self, reasons: Mapping[int, FinishReason]) -> Finished:
         """Take rows out of the batch, with what they sampled so far."""
-        stop = self._width + self._done
+        tokens = self._ids[:, self._width : self._width + self._done].cpu().numpy()
+        logprobs = self._logprobs[:, : self._done].cpu().numpy()
         finished: Finished = []
         for row, reason in reasons.items():
             key, request, version = self._rows[row]
-            tokens = self._ids[row, self._width : stop]
-            logprobs = self._logprobs[row, : self._done]
-            finished.append((key, _generation(request, version, tokens, logprobs, reason)))
+            generation = _generation(request, version, tokens[row], logprobs[row], reason)
+            finished.append((key, generation))
         kept = [row for row in range(len(self._rows)) if row not in reasons]
         self._rows = [self._rows[row] for row in kept]
         if not kept or not reasons:
@@ -264,16 +264,14 @@ class _Batch:
 def _generation(
     request: GenerateRequest,
     version: int,
-    tokens: Any,
-    logprobs: Any,
+    tokens: np.ndarray,
+    logprobs: np.ndarray,
     reason: FinishReason,
 ) -> Generation:
     return Generation(
         request_id=request.id,
-        tokens=np.array(tokens.cpu() if torch.is_tensor(tokens) else tokens, dtype=np.int32),
-        logprobs=np.array(
-            logprobs.cpu() if torch.is_tensor(logprobs) else logprobs, dtype=np.float32
-        ),
+        tokens=tokens.astype(np.int32),
+        logprobs=logprobs.astype(np.float32),
         finish_reason=reason,
         version=version,
     )

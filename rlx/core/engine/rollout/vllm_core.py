@@ -14,7 +14,7 @@ from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishRepor
 from rlx.core.engine.rollout.core import Finished, Key, check_request, end_token_ids, merged
 from rlx.core.engine.rollout.vllm_process import (
     borrowed_process,
-    default_group_exists,
+    make_engine,
     preserved_generators,
     shut_down,
     vllm_environment,
@@ -53,7 +53,6 @@ class VllmCore:
         self._seed = seed
         self._threads = threads
         self._engine: Any = None
-        self._foreign_group = False
         self._end_tokens: tuple[int, ...] = ()
         self._vocabulary = 0
         self._version = 0
@@ -63,13 +62,10 @@ class VllmCore:
         variables = vllm_environment(self._model, threads=self._threads)
         with borrowed_process({**variables, "RLX_ENGINE_PID": str(os.getpid())}):
             import torch
+            import vllm
 
             torch.set_num_threads(self._threads)
-            self._foreign_group = default_group_exists()
-            import vllm
-            from vllm.v1.engine.llm_engine import LLMEngine
-
-            self._engine = LLMEngine.from_engine_args(vllm.EngineArgs(**self._arguments()))
+            self._engine = make_engine(self._arguments())
         config = self._engine.model_config
         self._end_tokens = end_token_ids(self._model, config.hf_config)
         self._vocabulary = config.get_vocab_size()
@@ -208,7 +204,7 @@ class VllmCore:
     def stop(self) -> None:
         if self._engine is not None:
             engine, self._engine = self._engine, None
-            shut_down(engine, foreign_group=self._foreign_group)
+            shut_down(engine)
 
 
 def kv_bytes(config: Any, *, dtype: str, sequences: int, tokens: int) -> int:

@@ -8,6 +8,7 @@ the learner live in the same process (docs/adr/0002-vllm-in-process.md).
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -75,46 +76,78 @@ def preserved_generators() -> Iterator[None]:
         torch.set_rng_state(default)
 
 
-def default_group_exists() -> bool:
-    import torch
+class ProcessGroups:
+    """vLLM's process groups in this process, which all its engines share.
 
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def shut_down(engine: Any, *, foreign_group: bool) -> None:
-    """Shut vLLM down without pulling the default process group from under somebody else.
-
-    Args:
-        engine: an in-process `LLMEngine`.
-        foreign_group: the default process group was there before the engine.
+    vLLM destroys them, and the default group with them, when *one* engine shuts down.
     """
-    from vllm.distributed import parallel_state
 
-    # DeepSpeed adopts a default group that it finds, so vLLM's own may have a second user.
-    adopted = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None) is not None
-    shared = foreign_group or adopted
-    destroy = parallel_state.destroy_distributed_environment
-    if not default_group_exists():
-        _forget_groups(parallel_state)
-    if shared:
-        parallel_state.destroy_distributed_environment = lambda: _destroy_world(parallel_state)
+    _engines = 0
+    _foreign_default = False
+
+    @classmethod
+    def enter(cls) -> None:
+        """Note a new engine, before vLLM makes groups."""
+        import torch
+
+        if cls._engines == 0:
+            cls._foreign_default = torch.distributed.is_initialized()
+        cls._engines += 1
+
+    @classmethod
+    def leave(cls) -> None:
+        """After the last engine destroy vLLM's groups, and the default group if it was vLLM's."""
+        import torch
+        from vllm import envs
+        from vllm.distributed import parallel_state
+
+        cls._engines -= 1
+        if cls._engines:
+            return
+        envs.disable_envs_cache()
+        if not torch.distributed.is_initialized():
+            _forget_destroyed_groups(parallel_state)
+        parallel_state.destroy_model_parallel()
+        if parallel_state._WORLD is not None:
+            parallel_state._WORLD.destroy()
+        parallel_state._WORLD = parallel_state._NODE_COUNT = None
+        # DeepSpeed adopts a default group that it finds.
+        adopted = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None) is not None
+        if torch.distributed.is_initialized() and not (cls._foreign_default or adopted):
+            torch.distributed.destroy_process_group()
+
+
+def _forget_destroyed_groups(parallel_state: Any) -> None:
+    """Drop handles on groups that went with a default group which somebody else destroyed."""
+    for coordinator in vars(parallel_state).values():
+        if isinstance(coordinator, parallel_state.GroupCoordinator):
+            for name in ("device_group", "cpu_group"):
+                if hasattr(coordinator, name):
+                    delattr(coordinator, name)
+
+
+def make_engine(arguments: Mapping[str, Any]) -> Any:
+    """An in-process `LLMEngine` from arguments of `EngineArgs`."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    ProcessGroups.enter()
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
+    except BaseException:
+        ProcessGroups.leave()
+        raise
+
+
+def shut_down(engine: Any) -> None:
+    """Shut an in-process `LLMEngine` down; its groups go with `ProcessGroups.leave`."""
+    import vllm.v1.engine.core
+
+    core: Any = vllm.v1.engine.core
+    clean_up = core.cleanup_dist_env_and_memory
+    core.cleanup_dist_env_and_memory = gc.collect
     try:
         engine.engine_core.shutdown()
     finally:
-        parallel_state.destroy_distributed_environment = destroy
-
-
-def _destroy_world(parallel_state: Any) -> None:
-    if parallel_state._WORLD is not None:
-        parallel_state._WORLD.destroy()
-    parallel_state._WORLD = None
-    parallel_state._NODE_COUNT = None
-
-
-def _forget_groups(parallel_state: Any) -> None:
-    """Drop handles on groups that went with a default group which somebody else destroyed."""
-    for value in list(vars(parallel_state).values()):
-        if isinstance(value, parallel_state.GroupCoordinator):
-            for name in ("device_group", "cpu_group"):
-                if hasattr(value, name):
-                    delattr(value, name)
+        core.cleanup_dist_env_and_memory = clean_up
+        ProcessGroups.leave()
