@@ -107,19 +107,32 @@ def started(model: str, **changes: Any) -> PolicyLearner:
     return learner
 
 
-def read_weights(learner: PolicyLearner, folder: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
+def read_weights(learner: PolicyLearner) -> dict[str, np.ndarray]:
+    """Copies of the whole weights, float32."""
+    from rlx.core.engine.learner.weights_file import whole_weights
 
-    written = learner.write_weights(str(folder / "weights.safetensors"), 1)
-    assert written is not None
-    return load_file(written.path)
+    weights = whole_weights(learner._training.model, keep=True)
+    return {name: value.float().cpu().numpy().copy() for name, value in weights.items()}
 
 
-def difference(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
-    """Largest difference of a weight, relative to the largest weight."""
+def changed_by(learner: PolicyLearner, batches: list[TrainBatch]) -> dict[str, np.ndarray]:
+    """What an update adds to each weight."""
+    before = read_weights(learner)
+    assert learner.update(batches, step=0) is not None
+    after = read_weights(learner)
+    return {name: after[name] - before[name] for name in before}
+
+
+def relative_difference(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> float:
+    """Norm of the difference of two updates, relative to the norm of the update."""
     assert ours.keys() == theirs.keys()
-    scale = max(float(np.abs(value).max()) for value in theirs.values())
-    return max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours) / scale
+    squares = [
+        (float(((ours[name] - theirs[name]) ** 2).sum()), float((theirs[name] ** 2).sum()))
+        for name in ours
+    ]
+    difference, size = np.sum(squares, 0)
+    assert size > 0
+    return float(np.sqrt(difference / size))
 
 
 def free_port() -> int:
