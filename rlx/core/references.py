@@ -7,10 +7,8 @@ it is called and gives a `Bound`. Registries, plugin managers and closures never
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -18,15 +16,9 @@ import cloudpickle
 from rlx.core.component import Bound as Bound
 from rlx.core.component import singular
 from rlx.core.errors import UsageError
-from rlx.core.importing import (
-    FILE_PREFIX,
-    extend_path,
-    import_target,
-    is_installed,
-    source_files,
-    top_level,
-)
+from rlx.core.importing import extend_path, import_target, source_files
 from rlx.core.parameters import parameter_values, validate_parameters
+from rlx.core.shipping import shipped_modules as shipped_modules
 
 _live: dict[str, Any] = {}
 """Objects of this process's `__main__` by payload digest, so that the driver keeps the original."""
@@ -46,7 +38,8 @@ class ComponentRef:
     distribution: str | None = None
     version: str | None = None
     source_hash: str | None = None
-    """sha256 over the source files of the target; `resolve` compares it."""
+    """sha256 over the source files of the target, which `resolve` compares; with a payload, of the
+    object's own text."""
     search_path: tuple[str, ...] = ()
     """Folders that are appended to `sys.path` before the import."""
     payload: bytes | None = None
@@ -113,27 +106,3 @@ def pickle_object(obj: Any) -> bytes:
     payload: bytes = cloudpickle.dumps(obj)
     _live[hashlib.sha256(payload).hexdigest()] = obj
     return payload
-
-
-def shipped_modules(refs: Iterable[ComponentRef]) -> list[Path]:
-    """Return files and package folders that other nodes can't have, for Ray's `py_modules`.
-
-    These are the modules below the references' search paths that this process has imported and
-    that lie in no `site-packages`: the targets themselves and what they import.
-    """
-    found: set[Path] = set()
-    roots: set[Path] = set()
-    for ref in refs:
-        roots.update(Path(folder).resolve() for folder in ref.search_path)
-        path, _, _ = ref.target.rpartition(":")
-        if path.endswith(".py"):
-            found.add(Path(path))
-        elif ref.payload is None:
-            ref.load()
-    for name, module in list(sys.modules.items()):
-        if name == "__main__" or name.startswith(FILE_PREFIX) or "." in name:
-            continue
-        location = top_level(module)
-        if location is not None and location.parent in roots and not is_installed(location):
-            found.add(location)
-    return sorted(found)

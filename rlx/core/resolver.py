@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import inspect
 import operator
 import sys
 from collections.abc import Iterable, Mapping
@@ -124,6 +126,7 @@ def _pickled(
         name=name,
         target=f"{module}:{getattr(obj, '__qualname__', type(obj).__qualname__)}",
         payload=pickle_object(obj),
+        source_hash=_text_hash(obj),
         # what the object refers to is pickled by name: other processes import it
         search_path=tuple(dict.fromkeys([*_roots(module), *search_path])),
         distribution=provider.distribution if provider else None,
@@ -137,6 +140,16 @@ def _paths_for(place: str, obj: Any, search_path: Iterable[str]) -> tuple[str, .
         return tuple(dict.fromkeys([str(Path(place).parent), *search_path]))
     roots = _roots(place, getattr(obj, "__module__", None) or place)
     return tuple(dict.fromkeys([*roots, *search_path])) if roots else ()
+
+
+def _text_hash(obj: Any) -> str | None:
+    """Return the sha256 of an object's own source text, for the manifest; None in a bare REPL."""
+    try:
+        is_definition = inspect.isclass(obj) or inspect.isroutine(obj)
+        text = inspect.getsource(obj if is_definition else type(obj))
+    except (OSError, TypeError):
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _roots(*modules: str) -> list[str]:

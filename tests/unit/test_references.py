@@ -131,7 +131,8 @@ def test_objects_of_main_and_closures_travel_by_value(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, check=True, env=environment
     ).stdout
     refs = pickle.loads(output)
-    assert all(ref.payload for ref in refs)
+    assert all(ref.payload and ref.source_hash for ref in refs)
+    assert len({ref.source_hash for ref in refs}) == 2, "two of them are one function"
     assert [elsewhere(ref) for ref in refs] == ["9.0\n", "9.0\n", "21\n"]
 
 
@@ -199,6 +200,24 @@ def test_shipped_modules_are_targets_and_what_they_import_but_nothing_installed(
         f"helper_{unique}.py",
     }
     assert shipped_modules(refs[2:]) == []
+
+
+def test_modules_imported_inside_of_functions_are_shipped(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outer.py").write_text("def f(x):\n    import later.deep\n    return x\n")
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "deep.py").write_text("from last import x\nfrom . import y\n")
+    (tmp_path / "last.py").write_text("import json, outer\n")
+    (tmp_path / "unrelated.py").write_text("")
+    ref = PluginSystem.load().ref("losses", "outer.py:f")
+    assert [path.name for path in shipped_modules([ref])] == ["last.py", "later", "outer.py"]
+
+
+def test_pickled_object_ships_what_the_driver_has_imported(project: Path) -> None:
+    system = PluginSystem.load()
+    system.ref("losses", f"{package(project)}:Scale")
+    ref = system.ref("losses", lambda x: x)
+    assert f"pkg_{project.name.replace('-', '_')}" in {p.name for p in shipped_modules([ref])}
 
 
 def refusal(name: str, **params: object) -> UsageError:

@@ -1,0 +1,158 @@
+"""What listing costs: nothing heavy is imported, and many plugins are hardly felt."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rlx
+from rlx.cli.plugins import _component_row, _hook_rows
+from rlx.core.plugins import PluginSystem
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "hypothesis")
+PLUGINS = 200
+BUDGET_SECONDS = 0.1
+MODULE = '''
+"""A plugin."""
+raise AssertionError("imported")
+
+
+def estimate(x, *, eps: float = 1e-6):
+    """Advantages of plugin {number}."""
+
+
+def other(x, *, k: int = 1):
+    """Something else."""
+'''
+
+
+def imported_by(code: str, *path: Path) -> set[str]:
+    """Return the modules that a fresh interpreter has after running the code."""
+    script = f"{code}\nimport sys\nprint('\\nmodules:', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": ":".join(map(str, [ROOT, *path]))},
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+LISTING = """
+from typer.testing import CliRunner
+from rlx.cli.plugins import app
+result = CliRunner().invoke(app, {arguments!r}, catch_exceptions=False)
+assert result.exit_code == 0, result.output
+assert 'lazy' in result.output, result.output
+"""
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "loss"], ["list", "--json"]])
+def test_listing_imports_no_plugin_and_nothing_heavy(install, arguments: list[str]) -> None:
+    site = install(
+        "rlx-lazy",
+        {"rlx.losses": {"lazy": "mod_lazy:estimate"}, "rlx": {"hooks": "mod_hooks"}},
+        {"mod_lazy.py": MODULE, "mod_hooks.py": MODULE},
+    )
+    modules = imported_by(LISTING.format(arguments=arguments), site)
+    assert not {"mod_lazy", "mod_hooks", *HEAVY} & modules
+    assert not [name for name in modules if name.startswith("rlx.plugins.")]
+
+
+def test_importing_rlx_costs_nothing() -> None:
+    modules = imported_by("import rlx; rlx.API_VERSION")
+    assert not {"pydantic", "pluggy", "numpy", *HEAVY} & modules
+
+
+def test_loading_the_plugin_system_imports_no_component() -> None:
+    modules = imported_by("from rlx.core.plugins import PluginSystem; PluginSystem.load()")
+    assert not {"numpy", *HEAVY} & modules
+    assert not [name for name in modules if name.startswith("rlx.plugins.")]
+
+
+def test_selecting_a_reward_does_not_import_torch() -> None:
+    modules = imported_by("import rlx; rlx.resolve('rewards', 'exact_match')")
+    assert "torch" not in modules
+
+
+def listing_seconds() -> float:
+    importlib.invalidate_caches()
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        system = PluginSystem.load(hooks=False, rlxfile=False)
+        rows = [_component_row(system, entry) for entry in system.registry.entries()]
+        _hook_rows(system, loaded=False)
+        best = min(best, time.perf_counter() - begin)
+        assert all(row["summary"] for row in rows)
+    return best
+
+
+def test_two_hundred_plugins_are_listed_in_a_tenth_of_a_second(install) -> None:
+    before = listing_seconds()
+    for number in range(PLUGINS):
+        install(
+            f"rlx-many-{number}",
+            {"rlx.estimators": {f"many{number}": f"mod_many_{number}:estimate"}},
+            {f"mod_many_{number}.py": MODULE.format(number=number)},
+        )
+    after = listing_seconds()
+    names = PluginSystem.load(hooks=False, rlxfile=False).names("estimators")
+    assert sum(name.startswith("many") for name in names) == PLUGINS
+    assert after - before < BUDGET_SECONDS, f"{after - before:.3f} s"
+
+
+def test_every_public_name_resolves_and_is_typed() -> None:
+    source = Path(rlx.__file__).read_text(encoding="utf-8")
+    typed = source[source.index("if TYPE_CHECKING") : source.index("_HOMES")]
+    for name in rlx.__all__:
+        assert getattr(rlx, name) is not None
+        assert name.startswith(("__", "API")) or name in typed
+    assert set(rlx.__all__) <= set(dir(rlx))
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        rlx.tarin  # noqa: B018
+
+
+def test_every_name_of_the_kit_resolves() -> None:
+    import rlx.testing
+
+    for name in rlx.testing.__all__:
+        assert callable(getattr(rlx.testing, name))
+    with pytest.raises(AttributeError):
+        rlx.testing.check_nothing  # noqa: B018
+
+
+COMMAND = """
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def hello(name: str = "world") -> None:
+    \"\"\"Greet.\"\"\"
+    typer.echo(f"hello {name}")
+"""
+
+
+def test_command_of_a_plugin_is_in_the_help_without_import_and_runs(install) -> None:
+    site = install(
+        "rlx-cmd",
+        {"rlx.commands": {"greet": "mod_cmd:app", "broken": "mod_absent:app"}},
+        {"mod_cmd.py": COMMAND},
+    )
+    run = "from typer.testing import CliRunner; from rlx.cli.main import app; "
+    run += "r = CliRunner().invoke(app, {arguments!r}); assert {word!r} in r.output, r.output"
+    modules = imported_by(run.format(arguments=["--help"], word="greet"), site)
+    assert not {"mod_cmd", *HEAVY} & modules
+    modules = imported_by(run.format(arguments=["greet", "--name", "you"], word="hello you"), site)
+    assert "mod_cmd" in modules
