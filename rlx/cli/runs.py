@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Runs on disk: list them, look at one, read its rollouts.", no_args_is_help=True
 )
 _console = Console(highlight=False)
+_EVALUATION = re.compile(r"eval/.+/(mean|pass@\d+)$")
 _KEY_METRICS = (
     "reward/mean",
     "reward/std",
@@ -63,7 +65,7 @@ def show(run: RunArgument, root: RootOption = Path("runs")) -> None:
         _console.print(_metrics_table(records))
         from rlx.plugins.trackers.console import learning_curve
 
-        points = [(record["step"], record.get("reward/mean") or 0.0) for record in records]
+        points = [(r["step"], r["reward/mean"] or 0.0) for r in records if "reward/mean" in r]
         if len(points) > 1:
             _console.print(learning_curve(points, width=min(_console.width, 80)), markup=False)
     checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
@@ -123,7 +125,7 @@ def find_run(name: str, root: Path) -> Path:
 
 def _summary(folder: Path) -> tuple[str, ...]:
     config = _config(folder)
-    rewards = [record.get("reward/mean") for record in _records(folder / METRICS_NAME)]
+    rewards = [r["reward/mean"] for r in _records(folder / METRICS_NAME) if "reward/mean" in r]
     curve = f"{rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards and None not in rewards else "–"
     state = "finished" if is_finished(folder) else "unfinished"
     algorithm = f"{_name(config.get('estimator'))} × {_name(config.get('loss'))}"
@@ -163,10 +165,12 @@ def _description(folder: Path) -> Table:
 
 def _metrics_table(records: list[dict[str, Any]]) -> Table:
     table = Table("metric", "first", "last", "best" if len(records) > 1 else "")
-    for name in _KEY_METRICS:
+    evaluated = {name for record in records for name in record if _EVALUATION.match(name)}
+    for name in (*_KEY_METRICS, *sorted(evaluated)):
         values = [record[name] for record in records if record.get(name) is not None]
         if values:
-            best = f"{max(values):.4g}" if name == "reward/mean" else ""
+            rises = name == "reward/mean" or name in evaluated
+            best = f"{max(values):.4g}" if rises else ""
             table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", best)
     return table
 

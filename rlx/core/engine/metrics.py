@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from rlx.core.engine.batches import total_reward
+from rlx.core.evaluation import CUT_OFF
 from rlx.core.rollouts import Group, Rollout, TrainBatch
 
-_CUT_OFF = ("length", "max_tokens")
 
+def rollout_metrics(groups: Sequence[Group], *, by_source: bool = False) -> dict[str, float]:
+    """`reward/*`, `rollout/*`, `group/*` and the means of extra metrics of one batch.
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`reward/*`, `rollout/*`, `group/*` and the means of extra metrics of one batch."""
+    Args:
+        by_source: `source/<name>/*` too, for a run with several data sources.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.array([total_reward(rollout) for rollout in rollouts])
     spreads = np.array([_spread(group) for group in groups])
@@ -23,14 +26,28 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/mean": rewards.mean(),
         "reward/std": rewards.std(),
         "rollout/length_mean": np.mean([rollout.action_count for rollout in rollouts]),
-        "rollout/truncated_rate": np.mean([r.finish_reason in _CUT_OFF for r in rollouts]),
+        "rollout/truncated_rate": np.mean([r.finish_reason in CUT_OFF for r in rollouts]),
         "rollout/turns_mean": np.mean([len(rollout.spans) for rollout in rollouts]),
         "group/std_mean": spreads.mean(),
         "group/all_same_rate": (spreads == 0).mean(),
         **_means("reward/", (rollout.parts for rollout in rollouts)),
         **_means("", (rollout.metrics for rollout in rollouts)),
+        **(_source_metrics(groups) if by_source else {}),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _source_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_name[group.task.source].append(group)
+    found: dict[str, float] = {}
+    for name, mine in sorted(by_name.items()):
+        rollouts = [rollout for group in mine for rollout in group.rollouts]
+        found[f"source/{name}/share"] = len(mine) / len(groups)
+        found[f"source/{name}/reward_mean"] = float(np.mean([total_reward(r) for r in rollouts]))
+        found[f"source/{name}/length_mean"] = float(np.mean([r.action_count for r in rollouts]))
+    return found
 
 
 def advantage_metrics(batch: TrainBatch) -> dict[str, float]:

@@ -169,7 +169,7 @@ class Trainer:
         self._times["rollout"] = collected.rollout_seconds
         self._times["reward"] = collected.reward_seconds
         metrics = merge(
-            rollout_metrics(collected.groups),
+            rollout_metrics(collected.groups, by_source=bool(self._config.data.sources)),
             collected.metrics,
             numbers,
             self._publisher.metrics(),

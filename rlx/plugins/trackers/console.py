@@ -21,7 +21,7 @@ from rich.text import Text
 from rlx.core.run import METRICS_NAME, Run
 
 _BARS = "▁▂▃▄▅▆▇█"
-_PHASES = ("rollout", "reward", "score", "update", "publish", "checkpoint")
+_PHASES = ("rollout", "reward", "score", "update", "publish", "eval", "checkpoint")
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("± reward", "reward/std", "{:.3f}"),
@@ -53,6 +53,7 @@ class Console:
         self._run: Run | None = None
         self._rewards: list[tuple[int, float]] = []
         self._metrics: Mapping[str, float] = {}
+        self._evaluation = ""
         self._sample: Mapping[str, Any] | None = None
         self._status = ""
         self._status_since = self._started = time.monotonic()
@@ -74,9 +75,11 @@ class Console:
             self._print(f"[{time.monotonic() - self._started:6.1f} s] {text}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._metrics = metrics
-        self._rewards.append((step, metrics.get("reward/mean", float("nan"))))
         self._status = ""
+        if "reward/mean" in metrics:
+            self._metrics = metrics
+            self._rewards.append((step, metrics["reward/mean"]))
+        self._evaluation = _evaluation(metrics) or self._evaluation
         if self._live is None:
             self._print(_line(step, self._total(), metrics))
 
@@ -94,6 +97,8 @@ class Console:
         if self._metrics:
             parts += [_numbers(self._metrics), _phase_times(self._metrics)]
             parts.append(Text("reward  " + sparkline([value for _, value in self._rewards], 60)))
+        if self._evaluation:
+            parts.append(Text(self._evaluation))
         if self._sample is not None:
             parts.append(_sample_text(self._sample))
         if self._status:
@@ -167,7 +172,19 @@ def _line(step: int, total: int, metrics: Mapping[str, float]) -> str:
         for name in _PHASES
         if metrics.get(f"time/{name}", 0.0) >= 0.005
     ]
-    return "  ".join(shown) + f" ({', '.join(phases)})"
+    if found := _evaluation(metrics):
+        shown.append(found)
+    return "  ".join(shown) + (f" ({', '.join(phases)})" if phases else "")
+
+
+def _evaluation(metrics: Mapping[str, float]) -> str:
+    """`eval gsm8k 0.312, aime 0.050`: the means of an evaluation; empty when there is none."""
+    found = [
+        f"{name.removeprefix('eval/').removesuffix('/mean')} {value:.3f}"
+        for name, value in metrics.items()
+        if name.startswith("eval/") and name.endswith("/mean")
+    ]
+    return "eval " + ", ".join(found) if found else ""
 
 
 def _numbers(metrics: Mapping[str, float]) -> Table:
@@ -213,4 +230,4 @@ def _earlier_rewards(path: Path) -> list[tuple[int, float]]:
     if not path.is_file():
         return []
     records = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return [(record["step"], record.get("reward/mean") or 0.0) for record in records]
+    return [(r["step"], r["reward/mean"] or 0.0) for r in records if "reward/mean" in r]
