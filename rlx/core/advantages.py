@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rlx.core.component import tags_of
-from rlx.core.errors import ComponentError
+from rlx.core.errors import ComponentError, NonFiniteError
 from rlx.core.inputs import Advantages, EstimatorInputs
 from rlx.core.kl import kl_reward_to_go, kl_rewards
 from rlx.core.ragged import Tensor
@@ -38,14 +38,16 @@ def estimate(
     kl_coef: float = 0.0,
     kl_estimator: str = "k1",
     kl_in_reward: bool = False,
+    require_finite: bool = True,
 ) -> Advantages:
-    """Advantages [N] (and returns [N], when the estimator gives them), all finite.
+    """Advantages [N] (and returns [N], when the estimator gives them), all finite if required.
 
     With `kl_in_reward`, −β·k is part of `x.token_rewards` and `x.kl_rewards`; an estimator that
     answers [B] speaks of outcomes only, and gets the return-to-go of −β·k added to its tokens.
 
     Raises:
-        ComponentError: another shape than [B] or [N], another type, or a value that is not finite.
+        ComponentError: another shape than [B] or [N], or another type.
+        NonFiniteError: a value is not finite; `token` is the first one's place on the axis [N].
         MissingInputError: the estimator read an input that it does not require.
     """
     if kl_in_reward and kl_coef:
@@ -59,11 +61,13 @@ def estimate(
             advantages = x.to_tokens(advantages)
             if kl_in_reward and kl_coef:
                 advantages = advantages + kl_reward_to_go(x.kl_rewards, x.lengths)
-    _check_finite(advantages, "advantages", estimator)
+    if require_finite:
+        _check_finite(advantages, "advantages", estimator)
     if answer.returns is not None:
         if answer.returns.shape != (x.token_count,):
             raise _wrong_shape(answer.returns, "returns", estimator, x, allowed="[N]")
-        _check_finite(answer.returns, "returns", estimator)
+        if require_finite:
+            _check_finite(answer.returns, "returns", estimator)
     return Advantages(
         advantages, answer.returns, {**answer.metrics, **_group_metrics(estimator, x)}
     )
@@ -106,9 +110,10 @@ def _check_finite(values: Tensor, what: str, estimator: Estimator) -> None:
     bad = ~values.isfinite()
     if bad.any():
         first = int(bad.nonzero()[0])
-        raise ComponentError(
+        raise NonFiniteError(
             f"The estimator '{_name(estimator)}' returned {what} with {int(bad.sum())} of "
-            f"{values.numel()} values not finite (the first is {values[first].item()} at {first})."
+            f"{values.numel()} values not finite (the first is {values[first].item()} at {first}).",
+            token=first,
         )
 
 

@@ -218,6 +218,9 @@ class LearnerConfig(Part):
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     max_grad_norm: float = Field(1.0, gt=0)
+    nonfinite: Literal["raise", "skip"] = "raise"
+    """What a NaN or an infinity in a loss, gradient or advantage does: end the run with a report
+    of where it came from, or leave that optimizer step out and count it."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights of the learner (bfloat16 keeps a float32 master copy); `auto`: the checkpoint's."""
     minibatch_size: int | None = Field(None, ge=1)
@@ -236,11 +239,45 @@ class LearnerConfig(Part):
     ranks: int = Field(1, ge=1)
 
 
+class CriticConfig(Part):
+    """The value model, trained when a component requires values.
+
+    What is not here (schedule, packing, ranks, …) it has in common with the policy's learner.
+    """
+
+    model: str | None = None
+    """Folder or hub name that it starts from, a reward model's with its head; unset: the policy's
+    starting weights with a head of zeros."""
+    lr: float = Field(1e-5, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    """First training steps, in which only the critic is trained."""
+    value_clip: float | None = Field(0.5, gt=0)
+    """Most that a value may gain from moving away from what it was before the step; null: any."""
+    coefficient: float = Field(0.5, gt=0)
+    """Weight of the value loss; Adam hides it, clipping the gradient's norm does not."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    epochs: int | None = Field(None, ge=1)
+    """Passes over each batch; unset: `learner.epochs`."""
+    minibatch_size: int | None = Field(None, ge=1)
+    """Rollouts per optimizer step; unset: `learner.minibatch_size`."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed ZeRO stage; unset: `learner.zero_stage`."""
+    placement: Literal["colocated", "apart"] = "colocated"
+    """`colocated`: in the policy's processes, one trains after the other; `apart`: in processes
+    (under `inline`, threads) of its own with half of the cores, both train at the same time."""
+
+
 class KLConfig(Part):
     """Divergence from the reference model (the starting weights)."""
 
     coef: float = Field(0.0, ge=0)
-    """β; at 0 no reference model is loaded."""
+    """β, where it starts; at 0 no reference model is loaded."""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """`adaptive` moves β after each step so that `policy/kl_ref` nears `target`."""
+    target: float = Field(0.1, gt=0)
+    """Nats per action token, of the adaptive controller."""
+    horizon: int = Field(10_000, ge=1)
+    """Rollouts over which the adaptive controller may change β by about 20 %."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     placement: Literal["loss", "reward"] = "loss"
     reference: str | None = None
@@ -264,8 +301,11 @@ class AlgorithmConfig(Part):
 class RewardPolicy(Part):
     """How rewards run and what is done with their results."""
 
+    normalize: Literal["none", "running"] = "none"
+    """`running`: rollouts' rewards minus the mean, divided by the standard deviation, of all
+    rewards of the run so far; reported rewards stay as they are."""
     clip: float | None = Field(10.0, gt=0)
-    """Bound on the absolute value of the composed reward; null: none."""
+    """Bound on the absolute value of the composed (and normalised) reward; null: none."""
     timeout: float = Field(60.0, gt=0)
     """Seconds for one call of one reward."""
     workers: int = Field(1, ge=1)
@@ -340,6 +380,7 @@ class RunConfig(Part):
     eval: EvalConfig = EvalConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
+    critic: CriticConfig = CriticConfig()
     kl: KLConfig = KLConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     reward: RewardPolicy = RewardPolicy()

@@ -45,6 +45,20 @@ class EngineError(RlxError):
     """A worker, an engine or a library below rlx failed."""
 
 
+class NonFiniteError(ComponentError, EngineError):
+    """A log-prob, value, loss, gradient or advantage is NaN or infinite; no weight was changed.
+
+    Whether a component or the model is to blame can't be told from the number alone.
+
+    Args:
+        token: place of the first such number on the batch's axis of action tokens, if it has one.
+    """
+
+    def __init__(self, message: str, *, token: int | None = None) -> None:
+        super().__init__(message)
+        self.token = token
+
+
 class RunInterrupted(RlxError):
     """Ctrl-C or SIGTERM ended the run in an orderly way."""
 

@@ -101,3 +101,8 @@ class AdaptiveKL(FixedKL):
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * rollouts / self.horizon
         return self.coef
+
+
+def kl_controller(kind: str, *, coef: float, target: float, horizon: int) -> KLController:
+    """The controller named in `kl.controller`; one at 0 never moves."""
+    return AdaptiveKL(coef, target=target, horizon=horizon) if kind == "adaptive" else FixedKL(coef)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from rlx.core.component import tags_of
 from rlx.core.errors import ComponentError, UsageError, did_you_mean
-from rlx.core.inputs import CorrectionInputs, LossInputs, LossOutputs
+from rlx.core.inputs import CorrectionInputs, LossInputs, LossOutputs, Ragged
 from rlx.core.kl import kl_penalty
 from rlx.core.ragged import Tensor
 
@@ -41,6 +41,16 @@ class ObjectiveSettings:
     """Constant length of `seq-mean-token-sum-norm`: `max_new_tokens`."""
     old_from_rollout: bool = False
     """`old_logprobs` are the engine's own: the mismatch is then measured on `logprobs`."""
+
+
+class Reduction(Protocol):
+    """The settings that say how [N] becomes a scalar."""
+
+    @property
+    def aggregation(self) -> str: ...
+
+    @property
+    def sequence_norm(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,8 @@ class Objective:
 
     loss: Tensor
     """Scalar with gradient; shares of all micro-batches and ranks *add up* to the step's loss."""
+    per_token: Tensor
+    """[N] without gradient: what was reduced to `loss`."""
     sums: dict[str, Tensor]
     counts: dict[str, Tensor]
     maxima: dict[str, Tensor]
@@ -140,11 +152,17 @@ def policy_objective(
             per_token = per_token - settings.entropy_coef * x.entropy
     total = aggregate(per_token, x, settings, denominators)
     metrics.policy(total, outputs, surrogate, denominators)
-    return Objective(loss=total, sums=metrics.sums, counts=metrics.counts, maxima=metrics.maxima)
+    return Objective(
+        loss=total,
+        per_token=per_token.detach(),
+        sums=metrics.sums,
+        counts=metrics.counts,
+        maxima=metrics.maxima,
+    )
 
 
 def aggregate(
-    per_token: Tensor, x: LossInputs, settings: ObjectiveSettings, denominators: Denominators
+    per_token: Tensor, x: Ragged, settings: Reduction, denominators: Denominators
 ) -> Tensor:
     """Reduce [N] to this micro-batch's share of the step's scalar.
 

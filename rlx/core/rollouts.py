@@ -92,6 +92,8 @@ class Group:
     id: int
     task: Task
     rollouts: Sequence[Rollout]
+    greedy: Rollout | None = None
+    """One more attempt, greedy and not trained on, where the estimator asks for it."""
 
     @property
     def rewards(self) -> list[float]:
@@ -124,6 +126,10 @@ class TrainBatch:
     """[B] float64, outcome plus per-turn rewards of the rollout."""
     token_rewards: np.ndarray
     """[N] float64, each reward on the last action token of its turn (no KL in it)."""
+    names: np.ndarray | None = None
+    """[B] text, what messages call each rollout: `group 3, rollout 0, task gsm8k/17`."""
+    greedy_rewards: np.ndarray | None = None
+    """[B] float64, reward of the greedy rollout of the same task."""
     advantages: np.ndarray | None = None
     """[N] float32."""
     returns: np.ndarray | None = None
@@ -131,6 +137,7 @@ class TrainBatch:
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
     values: np.ndarray | None = None
+    """[N] float32, the critic's before the step."""
 
     @property
     def sequence_count(self) -> int:

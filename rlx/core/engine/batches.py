@@ -10,7 +10,7 @@ import numpy as np
 from rlx.core.rollouts import Group, Rollout, TrainBatch
 
 _PER_TOKEN = ("tokens",)
-_PER_SEQUENCE = ("lengths", "action_lengths", "group", "rewards")
+_PER_SEQUENCE = ("lengths", "action_lengths", "group", "rewards", "names", "greedy_rewards")
 
 
 def make_batch(groups: Sequence[Group]) -> TrainBatch:
@@ -28,7 +28,21 @@ def make_batch(groups: Sequence[Group]) -> TrainBatch:
         rollout_logprobs=_concatenate([rollout.logprobs for rollout in rollouts], np.float32),
         rewards=np.array([total_reward(rollout) for rollout in rollouts], np.float64),
         token_rewards=_concatenate([_token_rewards(rollout) for rollout in rollouts], np.float64),
+        names=np.array([rollout_name(rollout) for rollout in rollouts], np.str_),
+        greedy_rewards=_greedy_rewards(groups),
     )
+
+
+def rollout_name(rollout: Rollout) -> str:
+    """What messages call it."""
+    return f"group {rollout.group_id}, rollout {rollout.index}, task {rollout.task.id}"
+
+
+def _greedy_rewards(groups: Sequence[Group]) -> np.ndarray | None:
+    if not groups or any(group.greedy is None for group in groups):
+        return None
+    rewards = [total_reward(group.greedy) for group in groups if group.greedy is not None]
+    return np.repeat(np.array(rewards, np.float64), [len(group.rollouts) for group in groups])
 
 
 def total_reward(rollout: Rollout) -> float:

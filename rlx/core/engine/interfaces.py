@@ -108,9 +108,9 @@ class UpdateResult:
     """What one training step did to the model."""
 
     metrics: Mapping[str, float]
-    """`policy/*`, `mismatch/*`, `correction/*`, `memory/*` (docs/metrics.md)."""
-    logprobs: np.ndarray
-    """[N] float32, of each action token under the weights *before* the step."""
+    """`policy/*` or `critic/*`, `mismatch/*`, `correction/*`, `memory/*` (docs/metrics.md)."""
+    logprobs: np.ndarray | None = None
+    """[N] float32, of each action token under the policy's weights *before* the step."""
 
 
 class Learner(Protocol):

@@ -19,7 +19,7 @@ class Composed:
     """The reward of one rollout."""
 
     reward: float
-    """Weighted sum of the parts, clipped."""
+    """Weighted sum of the parts, clipped unless rewards are normalised."""
     parts: Mapping[str, float]
     """Score by part name, before weights; rewards that don't apply are missing."""
     metrics: Mapping[str, float]
@@ -56,7 +56,8 @@ class RewardComposer:
                 + sample.describe()
             )
             reward = self._policy.default
-        if (clip := self._policy.clip) is not None:
+        # Normalised rewards are clipped after that, batch by batch.
+        if (clip := self._policy.clip) is not None and self._policy.normalize == "none":
             reward = max(-clip, min(clip, reward))
         return Composed(reward=reward, parts=parts, metrics=metrics, errors=tuple(errors))
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rlx.core.engine.learner.distributed import barrier
-from rlx.core.engine.learner.sharded import ShardedPolicy
+from rlx.core.engine.learner.sharded import ShardedModel
 from rlx.core.errors import EngineError
 
 _FACTS = "learner.json"
@@ -25,7 +25,7 @@ _TAG = "deepspeed"
 
 
 def save_learner(
-    policy: ShardedPolicy,
+    model: ShardedModel,
     folder: str,
     *,
     rank: int,
@@ -41,20 +41,20 @@ def save_learner(
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
-    policy.engine.save_checkpoint(str(root), tag=_TAG, save_latest=False)
+    model.engine.save_checkpoint(str(root), tag=_TAG, save_latest=False)
     torch.save(
         {"random": _random_state(), "components": {k: dict(v) for k, v in components.items()}},
         root / f"rank-{rank}.pt",
     )
     barrier()
     if rank == 0:
-        facts = {"world": world, "zero_stage": policy.stage, "updates": updates}
+        facts = {"world": world, "zero_stage": model.stage, "updates": updates}
         (root / _FACTS).write_text(json.dumps(facts))
     barrier()
 
 
 def load_learner(
-    policy: ShardedPolicy, folder: str, *, rank: int, world: int
+    model: ShardedModel, folder: str, *, rank: int, world: int
 ) -> tuple[int, dict[str, dict[str, Any]]]:
     """Restore the checkpoint; returns optimizer steps taken and component state.
 
@@ -66,8 +66,8 @@ def load_learner(
         facts = json.loads((root / _FACTS).read_text())
     except (OSError, ValueError) as error:
         raise EngineError(f"{root} holds no learner checkpoint: {error}") from error
-    _require_same_layout(root, facts, policy.stage, world)
-    path, _ = policy.engine.load_checkpoint(str(root), tag=_TAG)
+    _require_same_layout(root, facts, model.stage, world)
+    path, _ = model.engine.load_checkpoint(str(root), tag=_TAG)
     if path is None:
         raise EngineError(f"DeepSpeed could not read the checkpoint in {root}")
     own = root / f"rank-{rank}.pt"

@@ -1,15 +1,15 @@
-"""From a micro-batch's log-probs to the gradient of the objective with respect to them.
+"""From what the model says of a micro-batch's tokens to the gradient of the objective there.
 
-The objective is differentiated on its own, on copies of the log-probs and entropies; its gradient
-[n] then drives the model's backward pass. So a component never holds the model's graph, and a
-value that is not finite is found before it reaches a weight, with the token that it belongs to.
+The objective is differentiated on its own, on copies of the model's answers (log-probs, entropies,
+values); its gradients [n] then drive the model's backward pass. So a component never holds the
+model's graph, and a number that is not finite is found before it reaches a weight, with the token
+that it belongs to.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlx.core.engine.learner.packing import MicroBatch
-from rlx.core.errors import ComponentError, EngineError, RlxError
+from rlx.core.errors import ComponentError, NonFiniteError, RlxError
 from rlx.core.inputs import LossInputs
 from rlx.core.objective import MetricSums, Objective
 from rlx.core.rollouts import TrainBatch
@@ -27,52 +27,99 @@ from rlx.core.rollouts import TrainBatch
 class TokenGradients:
     """Derivatives of one micro-batch's objective, and its metrics."""
 
-    logprobs: Tensor
-    """[n]."""
-    entropy: Tensor
-    """[n]; zeros when the entropy is not in the objective."""
-    metrics: MetricSums
+    answers: tuple[Tensor, ...]
+    """[n] each, with respect to each of the model's answers."""
+    metrics: MetricSums = field(default_factory=MetricSums)
 
 
-def no_gradients(logprobs: Tensor) -> TokenGradients:
+def no_gradients(answers: tuple[Tensor, ...]) -> TokenGradients:
     """For a micro-batch that adds nothing to the step."""
-    zeros = torch.zeros_like(logprobs)
-    return TokenGradients(logprobs=zeros, entropy=zeros, metrics=MetricSums())
+    return TokenGradients(answers=tuple(torch.zeros_like(answer) for answer in answers))
 
 
 def differentiate(
-    compute: Callable[[LossInputs], Objective],
-    inputs: LossInputs,
-    batch: TrainBatch,
-    micro: MicroBatch,
+    compute: Callable[[], Objective], leaves: tuple[Tensor, ...], check: FiniteCheck
 ) -> TokenGradients:
-    """Evaluate the objective on the inputs of a micro-batch and differentiate it.
+    """Evaluate the objective of a micro-batch and differentiate it with respect to `leaves`.
 
     Raises:
-        EngineError: the model's log-probs are not finite.
-        ComponentError: the objective or its gradient is not finite, or a component failed.
+        NonFiniteError: the objective or its gradient is not finite.
+        ComponentError: a component failed.
     """
-    where = functools.partial(_require_finite, batch=batch, micro=micro)
-    where(inputs.logprobs, error=EngineError, what="the model's log-prob")
-    leaves = [leaf for leaf in (inputs.logprobs, inputs.entropy) if leaf.requires_grad]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
     try:
-        objective = compute(inputs)
+        objective = compute()
         found = torch.autograd.grad(
-            objective.loss, leaves, allow_unused=True, materialize_grads=True
+            objective.loss, wanted, allow_unused=True, materialize_grads=True
         )
     except RlxError:
         raise
     except Exception as error:
         raise ComponentError(f"the loss failed: {type(error).__name__}: {error}") from error
+    check(objective.per_token, "the loss")
     for gradient in found:
-        where(gradient, error=ComponentError, what="the loss's gradient")
+        check(gradient, "the loss's gradient")
     if not objective.loss.isfinite():
-        raise ComponentError(f"the loss is {objective.loss.item()}, though its gradient is finite")
+        raise NonFiniteError(f"the loss is {objective.loss.item()}, though finite token by token")
+    gradients = iter(found)
     return TokenGradients(
-        logprobs=found[0],
-        entropy=found[1] if len(found) > 1 else torch.zeros_like(found[0]),
+        answers=tuple(
+            next(gradients) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves
+        ),
         metrics=MetricSums(sums=objective.sums, counts=objective.counts, maxima=objective.maxima),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteCheck:
+    """Finds the token behind a number that is not finite."""
+
+    batch: TrainBatch
+    micro: MicroBatch
+
+    def __call__(self, values: Tensor, what: str) -> None:
+        """`values`: [n]; raises `NonFiniteError` that names rollout and token."""
+        finite = values.detach().isfinite()
+        if finite.all():
+            return
+        first = int((~finite).nonzero()[0])
+        more = int((~finite).sum()) - 1
+        others = f", and at {more} more of the micro-batch" if more else ""
+        raise NonFiniteError(
+            f"{what} is {values[first].item()} at {self.place(first)}{others}",
+            token=int(self.micro.actions[first]),
+        )
+
+    def place(self, action: int) -> str:
+        """What messages call an action token [n] of the micro-batch."""
+        ends = np.cumsum(self.micro.action_lengths)
+        at = int(np.searchsorted(ends, action, side="right"))
+        token = action - int(ends[at] - self.micro.action_lengths[at])
+        rollout = int(self.micro.sequences[at])
+        names = self.batch.names
+        name = (
+            f"rollout {rollout} (group {self.batch.group[rollout]})"
+            if names is None
+            else f"the rollout ({names[rollout]})"
+        )
+        return f"action token {token} (id {self.micro.targets[action]}) of {name}"
+
+
+def micro_fields(
+    batch: TrainBatch, micro: MicroBatch, device: torch.device, *names: str
+) -> dict[str, Any]:
+    """The micro-batch's lengths, groups and turns, and its part of the batch's fields `names`
+    [N]; a field that the batch lacks is None."""
+
+    def pick(values: np.ndarray | None, index: np.ndarray) -> Tensor | None:
+        return None if values is None else torch.from_numpy(values[index]).to(device)
+
+    return {
+        "lengths": torch.from_numpy(micro.action_lengths).to(device),
+        "group": pick(batch.group, micro.sequences),
+        "turn": pick(batch.turn, micro.actions),
+        **{name: pick(getattr(batch, name), micro.actions) for name in names},
+    }
 
 
 def loss_inputs(
@@ -89,37 +136,13 @@ def loss_inputs(
     Args:
         extra: further fields of `LossInputs`, which do not depend on the micro-batch.
     """
-
-    def pick(values: np.ndarray | None, index: np.ndarray) -> Any:
-        return None if values is None else torch.from_numpy(values[index]).to(logprobs.device)
-
-    old = pick(batch.old_logprobs, micro.actions)
+    names = ("old_logprobs", "advantages", "rollout_logprobs", "ref_logprobs")
+    fields = micro_fields(batch, micro, logprobs.device, *names)
+    if fields["old_logprobs"] is None:
+        fields["old_logprobs"] = logprobs.detach()
     return LossInputs(
-        lengths=torch.from_numpy(micro.action_lengths).to(logprobs.device),
-        group=pick(batch.group, micro.sequences),
-        turn=pick(batch.turn, micro.actions),
+        **fields,
         logprobs=logprobs.detach().requires_grad_(),
-        old_logprobs=logprobs.detach() if old is None else old,
-        advantages=pick(batch.advantages, micro.actions),
-        rollout_logprobs=pick(batch.rollout_logprobs, micro.actions),
-        ref_logprobs=pick(batch.ref_logprobs, micro.actions),
         entropy=entropy.detach().requires_grad_(entropy.requires_grad),
         **extra,
-    )
-
-
-def _require_finite(
-    values: Tensor, *, batch: TrainBatch, micro: MicroBatch, error: type[RlxError], what: str
-) -> None:
-    finite = values.detach().isfinite()
-    if finite.all():
-        return
-    first = int((~finite).nonzero()[0])
-    place = int(np.searchsorted(np.cumsum(micro.action_lengths), first, side="right"))
-    rollout = int(micro.sequences[place])
-    token = first - int(micro.action_lengths[:place].sum())
-    raise error(
-        f"{what} is {values[first].item()} at action token {token} (id {micro.targets[first]}) of "
-        f"rollout {rollout} (group {batch.group[rollout]}), and at {int((~finite).sum()) - 1} more "
-        "tokens; the weights were left as they were"
     )

@@ -1,19 +1,9 @@
-"""The policy learner: one rank that turns batches into optimizer steps.
-
-An update is a list of batches, one for each optimizer step in order. Each is packed into
-micro-batches, and each of those goes through
-
-    log-probs → objective → gradient per token → backward
-
-before the gradients of all micro-batches and ranks make one step.
-"""
+"""The policy learner: one rank that turns batches into better log-probs of good tokens."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import resource
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,29 +13,20 @@ from torch import Tensor
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.interfaces import UpdateResult, WeightsFile
-from rlx.core.engine.learner.checkpoint import load_learner, save_learner
-from rlx.core.engine.learner.distributed import (
-    gather,
-    highest,
-    join_group,
-    leave_group,
-    local_device,
-)
+from rlx.core.engine.learner.distributed import gather, local_device
 from rlx.core.engine.learner.gradients import (
+    FiniteCheck,
     TokenGradients,
     differentiate,
     loss_inputs,
-    no_gradients,
 )
-from rlx.core.engine.learner.model import load_policy
+from rlx.core.engine.learner.model import Loaded, PackedPolicy, load_policy
 from rlx.core.engine.learner.packing import MicroBatch
-from rlx.core.engine.learner.planning import Plan, make_plan
-from rlx.core.engine.learner.schedule import learning_rate
-from rlx.core.engine.learner.scorer import score_batch
-from rlx.core.engine.learner.sharded import ShardedPolicy
+from rlx.core.engine.learner.planning import Plan
+from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training, peak_gib
 from rlx.core.engine.learner.weights_file import export_model, write_weights
-from rlx.core.errors import EngineError, RlxError
-from rlx.core.objective import MetricSums, ObjectiveSettings, policy_objective
+from rlx.core.errors import EngineError
+from rlx.core.objective import ObjectiveSettings, policy_objective
 from rlx.core.references import Bound, ComponentRef
 from rlx.core.rollouts import TrainBatch
 
@@ -70,158 +51,111 @@ class PolicyLearner:
         seed: int,
         master_address: str = "127.0.0.1",
     ) -> None:
-        self._model = model
-        self._settings = settings
+        self._source = model
         self._objective = objective
         self._loss_ref, self._correction_ref = loss, correction
         self._temperature = temperature
-        self._total_updates = total_updates
-        self._rank, self._world = rank, world
-        self._address, self._port = master_address, master_port
-        self._threads = threads
-        self._seed = seed
-        self._updates = 0
-        self._abort = threading.Event()
+        self._training = Training(
+            settings,
+            seat=Seat(
+                rank=rank,
+                world=world,
+                address=master_address,
+                port=master_port,
+                threads=threads,
+                seed=seed,
+            ),
+            total_updates=total_updates,
+        )
 
     def start(self) -> Mapping[str, Any]:
-        torch.set_num_threads(self._threads)
-        torch.manual_seed(self._seed + self._rank)
-        join_group(rank=self._rank, world=self._world, address=self._address, port=self._port)
         self._loss: Bound = self._loss_ref.resolve()
         self._correction: Bound = self._correction_ref.resolve()
-        loaded = load_policy(self._model, self._settings, self._temperature, local_device())
-        parameters = [p.numel() for p in loaded.policy.parameters()]
-        self._packed = loaded.packable
-        self._policy = ShardedPolicy(
-            loaded.policy, self._settings, dtype=loaded.dtype, world=self._world
+        return self._training.start(self._load)
+
+    def _load(self, device: torch.device) -> Loaded[PackedPolicy]:
+        return load_policy(self._source, self._training.settings, self._temperature, device)
+
+    def _forward(self, micro: MicroBatch, chunks: int) -> Answers:
+        """Log-probs and entropies [n]."""
+        return self._training.model.forward(
+            micro, chunks=chunks, entropy_gradient=self._objective.entropy_coef > 0
         )
-        return {
-            "parameters": sum(parameters),
-            "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": local_device().type,
-            "zero_stage": self._policy.stage,
-            "packed": loaded.packable,
-        }
 
     def score(self, batch: TrainBatch) -> np.ndarray:
-        plan = make_plan(batch, self._settings, packed=self._packed)
-        return score_batch(self._policy.forward, batch, plan)
+        return self._training.score(batch, self._forward)
 
-    def update(self, batches: Sequence[TrainBatch], *, step: int) -> UpdateResult | None:
+    def update(
+        self, batches: Sequence[TrainBatch], *, step: int, kl_coef: float | None = None
+    ) -> UpdateResult | None:
+        """One optimizer step for each batch; `kl_coef` replaces the objective's."""
         if len(batches) > 1 and any(batch.old_logprobs is None for batch in batches):
             raise EngineError("several optimizer steps on a batch need its old log-probs")
-        metrics, norms, logprobs = MetricSums(), [], []
-        rate = 0.0
-        try:
-            for index, batch in enumerate(batches):
-                plan = make_plan(batch, self._settings, packed=self._packed)
-                passed = self._accumulate(batch, plan, metrics, step=step, may_abort=index == 0)
-                if passed is None:
-                    return None
-                logprobs.append(passed)
-                rate = learning_rate(self._settings, self._updates, self._total_updates)
-                norms.append(self._policy.step(rate))
-                self._updates += 1
-        finally:
-            self._abort.clear()
-        first_epoch = logprobs[: len(batches) // self._settings.epochs]
+        settings = self._training.settings
+        objective = functools.partial(self._micro_objective, step=step, kl_coef=kl_coef)
+        trained = self._training.update(batches, self._forward, objective)
+        if trained is None:
+            return None
+        skipped = {"policy/skipped_updates": float(trained.skipped)}
         return UpdateResult(
             metrics={
-                **_over_ranks(metrics).metrics(),
-                "policy/grad_norm": float(np.mean(norms)),
-                "policy/lr": rate,
-                "memory/learner_gib": highest(_peak_gib())[0],
+                **trained.metrics("policy"),
+                **(skipped if settings.nonfinite == "skip" else {}),
+                "memory/learner_gib": peak_gib(),
             },
-            logprobs=np.concatenate(first_epoch),
+            logprobs=np.concatenate(trained.answers[: len(batches) // settings.epochs]),
         )
 
-    def _accumulate(
-        self, batch: TrainBatch, plan: Plan, metrics: MetricSums, *, step: int, may_abort: bool
-    ) -> np.ndarray | None:
-        """Gradients of one optimizer step; returns log-probs [N], or None when given up."""
-        passed = np.zeros(batch.action_count, np.float32)
+    def _micro_objective(
+        self, batch: TrainBatch, plan: Plan, *, step: int, kl_coef: float | None
+    ) -> MicroObjective:
         extra = {**_step_statistics(batch), "metadata": {"step": step}}
-        last = len(plan.micro_batches) - 1
-        with_entropy = self._objective.entropy_coef > 0
-        for index, micro in enumerate(plan.micro_batches):
-            logprobs, entropy = self._policy.forward(
-                micro, chunks=plan.chunks[index], entropy_gradient=with_entropy
-            )
-            passed[micro.actions] = logprobs.detach().cpu().numpy()
-            gradients, error = self._differentiate(batch, micro, plan, logprobs, entropy, extra)
-            if not self._go_on(error, may_abort=may_abort):
-                return None
-            loss = (logprobs * gradients.logprobs).sum()
-            if with_entropy:
-                loss = loss + (entropy * gradients.entropy).sum()
-            self._policy.backward(loss, last=index == last)
-            metrics.add(gradients.metrics)
-        return passed
+        settings = self._objective
+        if kl_coef is not None:
+            settings = dataclasses.replace(settings, kl_coef=kl_coef)
 
-    def _differentiate(
-        self,
-        batch: TrainBatch,
-        micro: MicroBatch,
-        plan: Plan,
-        logprobs: Tensor,
-        entropy: Tensor,
-        extra: Mapping[str, Any],
-    ) -> tuple[TokenGradients, RlxError | None]:
-        """Gradients per token, or zeros with the error that stopped them."""
-        nothing = no_gradients(logprobs)
-        if not micro.action_count:
-            return nothing, None
-        compute = functools.partial(
-            policy_objective,
-            loss=self._loss,
-            correction=self._correction,
-            settings=self._objective,
-            denominators=plan.denominators,
-        )
-        try:
+        def gradients(micro: MicroBatch, answers: Answers) -> TokenGradients:
+            logprobs, entropy = answers
             inputs = loss_inputs(batch, micro, logprobs, entropy, extra)
-            return differentiate(compute, inputs, batch, micro), None
-        except RlxError as error:
-            return nothing, error
+            check = FiniteCheck(batch, micro)
+            check(inputs.logprobs, "the model's log-prob")
+            check(inputs.advantages, "the advantage")
+            compute = functools.partial(
+                policy_objective,
+                inputs,
+                loss=self._loss,
+                correction=self._correction,
+                settings=settings,
+                denominators=plan.denominators,
+            )
+            return differentiate(compute, (inputs.logprobs, inputs.entropy), check)
 
-    def _go_on(self, error: RlxError | None, *, may_abort: bool) -> bool:
-        """Agree with the other ranks whether to go on; raises the first failed rank's error."""
-        failed, given_up = highest(error is not None, may_abort and self._abort.is_set())
-        if failed or given_up:
-            self._policy.discard()
-        if failed:
-            raise next(found for found in gather(error) if found is not None)
-        return not given_up
+        return gradients
 
     def abort(self) -> None:
-        self._abort.set()
+        self._training.abort()
 
     def write_weights(self, path: str, version: int) -> WeightsFile | None:
-        return write_weights(self._policy, path, version, writer=self._rank == 0)
+        writer = self._training.seat.rank == 0
+        return write_weights(self._training.model, path, version, writer=writer)
 
     def save(self, folder: str) -> None:
         components = {"loss": self._loss, "correction": self._correction}
-        save_learner(
-            self._policy,
-            folder,
-            rank=self._rank,
-            world=self._world,
-            updates=self._updates,
-            components={name: bound.state_dict() for name, bound in components.items()},
+        self._training.save(
+            folder, {name: bound.state_dict() for name, bound in components.items()}
         )
 
     def load(self, folder: str) -> None:
-        self._updates, components = load_learner(
-            self._policy, folder, rank=self._rank, world=self._world
-        )
+        components = self._training.load(folder)
         self._loss.load_state_dict(components["loss"])
         self._correction.load_state_dict(components["correction"])
 
     def export(self, folder: str) -> None:
-        export_model(self._policy, self._model, folder, writer=self._rank == 0)
+        writer = self._training.seat.rank == 0
+        export_model(self._training.model, self._source, folder, writer=writer)
 
     def stop(self) -> None:
-        leave_group()
+        self._training.stop()
 
 
 def _step_statistics(batch: TrainBatch) -> dict[str, Tensor]:
@@ -234,20 +168,3 @@ def _step_statistics(batch: TrainBatch) -> dict[str, Tensor]:
         "step_old_logprobs": torch.from_numpy(old).to(local_device()),
         "step_advantages": torch.from_numpy(advantages).to(local_device()),
     }
-
-
-def _over_ranks(metrics: MetricSums) -> MetricSums:
-    """An idle rank has no entries, so parts are merged by name."""
-    merged = MetricSums()
-    for part in gather(metrics):
-        merged.add(part)
-    return merged
-
-
-def _peak_gib() -> float:
-    """Peak memory of this rank: of the accelerator, else of the process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    # Linux counts in KiB, macOS in bytes.
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,15 +53,18 @@ class PackedPolicy(nn.Module):
         )
 
     def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states [R, L, H]. Restarting positions keep packed sequences apart, but only with
-        neither a cache nor a mask."""
-        body = self.model.base_model
-        return body(
-            input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False
-        ).last_hidden_state
+        return hidden_states(self.model.base_model, tokens, positions)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._shape_logits(self.model.get_output_embeddings()(hidden))
+
+
+def hidden_states(body: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Hidden states [R, L, H] of packed rows. Restarting positions keep packed sequences apart, but
+    only with neither a cache nor a mask."""
+    return body(
+        input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False
+    ).last_hidden_state
 
 
 def logit_shape(model: Any) -> Callable[[Tensor], Tensor]:
@@ -80,41 +83,68 @@ def logit_shape(model: Any) -> Callable[[Tensor], Tensor]:
     return shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedPolicy:
-    """A policy with what is known about it."""
+M_co = TypeVar("M_co", bound=nn.Module, covariant=True)
 
-    policy: PackedPolicy
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Generic[M_co]):
+    """A model with what is known about it."""
+
+    module: M_co
     dtype: torch.dtype
     packable: bool
     """Whether several sequences may share a row."""
 
+    def facts(self) -> dict[str, Any]:
+        """For the run's manifest."""
+        return {
+            "parameters": sum(parameter.numel() for parameter in self.module.parameters()),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": next(self.module.parameters()).device.type,
+            "packed": self.packable,
+        }
+
 
 def load_policy(
     model: str, settings: LearnerConfig, temperature: float, device: torch.device
-) -> LoadedPolicy:
+) -> Loaded[PackedPolicy]:
     """Load a Hugging Face folder, ready to train: no dropout, sdpa attention.
 
     Raises:
         EngineError: the model can't be loaded, or its logits are not its head's projection.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    try:
-        dtype = resolve_dtype(AutoConfig.from_pretrained(model), settings.dtype)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, attn_implementation="sdpa"
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"the model '{model}' can't be loaded: {error}") from error
+    loaded, dtype = load_pretrained(AutoModelForCausalLM, model, settings.dtype)
     policy = PackedPolicy(loaded.to(device), temperature).eval()
     packable = examine(policy, device)
+    make_trainable(policy, settings)
+    return Loaded(module=policy, dtype=dtype, packable=packable)
+
+
+def load_pretrained(auto_class: Any, model: str, dtype: str) -> tuple[Any, torch.dtype]:
+    """A model of the folder by one of transformers' auto classes, and its dtype.
+
+    Raises:
+        EngineError: it can't be loaded.
+    """
+    from transformers import AutoConfig
+
+    try:
+        chosen = resolve_dtype(AutoConfig.from_pretrained(model), dtype)
+        loaded = auto_class.from_pretrained(model, dtype=chosen, attn_implementation="sdpa")
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"the model '{model}' can't be loaded: {error}") from error
+    return loaded, chosen
+
+
+def make_trainable(module: Any, settings: LearnerConfig) -> None:
+    """Switch gradient checkpointing on where it is asked for; models come without dropout."""
     if settings.gradient_checkpointing:
         # Checkpointing is active in training mode only.
-        _switch_off_dropout(loaded)
-        loaded.gradient_checkpointing_enable({"use_reentrant": False})
-        policy.train()
-    return LoadedPolicy(policy=policy, dtype=dtype, packable=packable)
+        _switch_off_dropout(module.model)
+        module.model.gradient_checkpointing_enable({"use_reentrant": False})
+        module.train()
 
 
 def resolve_dtype(config: object, wanted: str) -> torch.dtype:
@@ -141,8 +171,7 @@ def examine(policy: PackedPolicy, device: torch.device) -> bool:
     Raises:
         EngineError: body and head don't make up the model's own logits.
     """
-    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
-    pair = [torch.arange(1, 7) * 7 % vocabulary, torch.arange(3, 11) * 5 % vocabulary]
+    pair = _two_sequences(policy.model)
     alone = []
     for tokens in pair:
         row = tokens.to(device)[None]
@@ -157,6 +186,20 @@ def examine(policy: PackedPolicy, device: torch.device) -> bool:
         0
     ].float()
     return _close(packed, torch.cat(alone))
+
+
+@torch.no_grad()
+def keeps_apart(body: Any, device: torch.device) -> bool:
+    """Whether two short sequences in one packed row have the hidden states that they have alone."""
+    pair = _two_sequences(body)
+    alone = [hidden_states(body, row.to(device)[None], _positions([row], device)) for row in pair]
+    packed = hidden_states(body, torch.cat(pair).to(device)[None], _positions(pair, device))
+    return _close(packed.float(), torch.cat(alone, 1).float())
+
+
+def _two_sequences(model: Any) -> list[Tensor]:
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return [torch.arange(1, 7) * 7 % vocabulary, torch.arange(3, 11) * 5 % vocabulary]
 
 
 def _positions(sequences: list[Tensor], device: torch.device) -> Tensor:

@@ -32,21 +32,16 @@ class Scorer:
     def start(self) -> Mapping[str, Any]:
         torch.set_num_threads(self._threads)
         loaded = load_policy(self._model, self._settings, self._temperature, local_device())
-        self._policy = loaded.policy.requires_grad_(False)
+        self._policy = loaded.module.requires_grad_(False)
         self._packed = loaded.packable
-        return {
-            "parameters": sum(p.numel() for p in self._policy.parameters()),
-            "dtype": str(loaded.dtype).removeprefix("torch."),
-            "device": local_device().type,
-            "packed": loaded.packable,
-        }
+        return loaded.facts()
 
     def score(self, batch: TrainBatch) -> np.ndarray:
         """Log-probs [N] float32 of the batch's action tokens."""
         plan = make_plan(batch, self._settings, packed=self._packed, alone=True)
         return score_batch(self._forward, batch, plan)
 
-    def _forward(self, micro: MicroBatch, *, chunks: int) -> tuple[Tensor, Tensor]:
+    def _forward(self, micro: MicroBatch, chunks: int) -> tuple[Tensor, Tensor]:
         return self._policy(*on_device(micro, local_device()), chunks=chunks)
 
     def stop(self) -> None:
@@ -55,10 +50,14 @@ class Scorer:
 
 @torch.no_grad()
 def score_batch(
-    forward: Callable[..., tuple[Tensor, Tensor]], batch: TrainBatch, plan: Plan
+    forward: Callable[[MicroBatch, int], tuple[Tensor, ...]], batch: TrainBatch, plan: Plan
 ) -> np.ndarray:
-    """Log-probs [N] float32 in the batch's order, whatever the packing."""
-    logprobs = np.zeros(batch.action_count, np.float32)
+    """The model's first answer [N] float32 in the batch's order, whatever the packing.
+
+    Args:
+        forward: takes a micro-batch and the number of pieces of the vocabulary projection.
+    """
+    answer = np.zeros(batch.action_count, np.float32)
     for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
-        logprobs[micro.actions] = forward(micro, chunks=chunks)[0].cpu().numpy()
-    return logprobs
+        answer[micro.actions] = forward(micro, chunks)[0].cpu().numpy()
+    return answer

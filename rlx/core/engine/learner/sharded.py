@@ -1,4 +1,4 @@
-"""A policy under DeepSpeed: forward, accumulate gradients, step, and its whole weights.
+"""A model under DeepSpeed: forward, accumulate gradients, step, and its whole weights.
 
 Everything that differs between the ZeRO stages is in this file. With S ranks DeepSpeed averages
 gradients, so `backward` scales by S, and shares of the loss add up over ranks.
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.learner.model import PackedPolicy
 from rlx.core.engine.learner.packing import MicroBatch
-from rlx.core.errors import EngineError, UsageError
+from rlx.core.errors import NonFiniteError, UsageError
 
 
 def zero_stage(wanted: int | None, dtype: torch.dtype, world: int) -> int:
@@ -36,31 +35,28 @@ def zero_stage(wanted: int | None, dtype: torch.dtype, world: int) -> int:
     return 0 if world == 1 and dtype == torch.float32 else 1
 
 
-class ShardedPolicy:
-    """One rank's part of a policy in training."""
+class ShardedModel:
+    """One rank's part of a policy or critic in training."""
 
     def __init__(
-        self, policy: PackedPolicy, settings: LearnerConfig, *, dtype: torch.dtype, world: int
+        self, module: Any, settings: LearnerConfig, *, dtype: torch.dtype, world: int
     ) -> None:
+        """`module` wraps a Hugging Face model, its attribute `model`."""
         deepspeed = _import_deepspeed()
-        self.policy = policy
+        self.module = module
         self.stage = zero_stage(settings.zero_stage, dtype, world)
         self._world = world
         self._max_norm = settings.max_grad_norm
-        self._device = next(policy.parameters()).device
+        self._device = next(module.parameters()).device
         self._engine, _, _, _ = deepspeed.initialize(
-            model=policy,
-            model_parameters=_parameter_groups(policy, settings.weight_decay),
-            config=_deepspeed_config(policy, settings, stage=self.stage, dtype=dtype),
+            model=module,
+            model_parameters=_parameter_groups(module, settings.weight_decay),
+            config=_deepspeed_config(module, settings, stage=self.stage, dtype=dtype),
         )
 
-    def forward(
-        self, micro: MicroBatch, *, chunks: int, entropy_gradient: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [n] of a micro-batch."""
-        return self._engine(
-            *on_device(micro, self._device), chunks=chunks, entropy_gradient=entropy_gradient
-        )
+    def forward(self, micro: MicroBatch, **options: Any) -> tuple[Tensor, ...]:
+        """What the module says of the action tokens [n] of a micro-batch."""
+        return self._engine(*on_device(micro, self._device), **options)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro-batch's gradient; gradients cross ranks with the `last` one."""
@@ -71,12 +67,12 @@ class ShardedPolicy:
         """Clip, update the weights at learning rate `rate`, and return the norm before clipping.
 
         Raises:
-            EngineError: the gradient is not finite; weights and optimizer are unchanged.
+            NonFiniteError: the gradient is not finite; weights and optimizer are unchanged.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         if self.stage == 0:
-            norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), self._max_norm))
+            norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm))
             applied = norm < float("inf")
             if applied:
                 self._engine.step()
@@ -86,7 +82,7 @@ class ShardedPolicy:
             applied = self._engine.was_step_applied()
         if not applied:
             self.discard()
-            raise EngineError(f"the gradient's norm is {norm}: the weights were left as they were")
+            raise NonFiniteError(f"the gradient's norm is {norm}")
         return norm
 
     def discard(self) -> None:
@@ -95,9 +91,8 @@ class ShardedPolicy:
         self._engine.zero_grad() if self.stage == 0 else optimizer.zero_grad()
         if self.stage in (1, 2) and hasattr(optimizer, "averaged_gradients"):
             optimizer.micro_step_id = -1
-            for group in list(optimizer.averaged_gradients):
-                optimizer.averaged_gradients[group] = None
-                optimizer.all_grad_tensors[group] = None
+            for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+                gradients.update(dict.fromkeys(gradients))
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the model's parameters, tied ones once. All ranks iterate.
@@ -105,7 +100,7 @@ class ShardedPolicy:
         A tensor of ZeRO-3 is valid until the next one is asked for.
         """
         deepspeed = _import_deepspeed()
-        for name, parameter in self.policy.model.named_parameters():
+        for name, parameter in self.module.model.named_parameters():
             if self.stage == 3:
                 with deepspeed.zero.GatheredParameters([parameter]):
                     yield name, parameter.detach()
@@ -136,9 +131,9 @@ def on_device(micro: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, 
     return first, second, third, fourth
 
 
-def _parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay on matrices only; without decay one group, for ZeRO one flat buffer."""
-    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if weight_decay == 0:
         return [{"params": parameters}]
     return [
@@ -148,11 +143,11 @@ def _parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, 
 
 
 def _deepspeed_config(
-    policy: PackedPolicy, settings: LearnerConfig, *, stage: int, dtype: torch.dtype
+    module: Any, settings: LearnerConfig, *, stage: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    sizes = [parameter.numel() for parameter in policy.parameters()]
+    sizes = [parameter.numel() for parameter in module.parameters()]
     bucket = max(max(sizes), min(sum(sizes), 50_000_000))
-    hidden = policy.model.get_output_embeddings().weight.shape[1]
+    hidden = module.model.get_input_embeddings().weight.shape[-1]
     bf16 = dtype == torch.bfloat16
     return {
         # Never used to split batches: rlx packs micro-batches and marks the last one itself.

@@ -9,14 +9,14 @@ from pathlib import Path
 from torch import Tensor
 
 from rlx.core.engine.interfaces import WeightsFile
-from rlx.core.engine.learner.sharded import ShardedPolicy
+from rlx.core.engine.learner.sharded import ShardedModel
 from rlx.core.engine.weights import checksum
 
 _NOT_OURS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 _WRITTEN = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 
-def whole_weights(policy: ShardedPolicy, *, keep: bool) -> dict[str, Tensor]:
+def whole_weights(policy: ShardedModel, *, keep: bool) -> dict[str, Tensor]:
     """The model's parameters under their Hugging Face names. All ranks call it.
 
     Args:
@@ -29,11 +29,11 @@ def whole_weights(policy: ShardedPolicy, *, keep: bool) -> dict[str, Tensor]:
         if keep:
             # What ZeRO-3 gathered goes away again.
             weights[name] = tensor.clone() if policy.stage == 3 else tensor
-    return dict(revert_weight_conversion(policy.policy.model, weights)) if keep else {}
+    return dict(revert_weight_conversion(policy.module.model, weights)) if keep else {}
 
 
 def write_weights(
-    policy: ShardedPolicy, path: str, version: int, *, writer: bool
+    policy: ShardedModel, path: str, version: int, *, writer: bool
 ) -> WeightsFile | None:
     """Gather the weights and, on the `writer`, write them so that `path` is whole or absent."""
     from safetensors.torch import save_file
@@ -59,7 +59,7 @@ def write_weights(
     )
 
 
-def export_model(policy: ShardedPolicy, source: str, folder: str, *, writer: bool) -> None:
+def export_model(policy: ShardedModel, source: str, folder: str, *, writer: bool) -> None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load. All ranks call it."""
     weights = {}
     for name, tensor in policy.whole_parameters():
@@ -69,7 +69,7 @@ def export_model(policy: ShardedPolicy, source: str, folder: str, *, writer: boo
         return
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    policy.policy.model.save_pretrained(target, state_dict=weights)
+    policy.module.model.save_pretrained(target, state_dict=weights)
     _copy_tokenizer(source, target)
 
 

@@ -1,0 +1,246 @@
+"""What every learner does, whatever its model says: pack, accumulate, step, save, resume.
+
+An update is a list of batches, one for each optimizer step in order. Each is packed into
+micro-batches, and each of those goes through
+
+    answers of the model → objective → gradient per token → backward
+
+before the gradients of all micro-batches and ranks make one step. What the answers are (log-probs,
+values) and what the objective is, the learner says by two functions.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.checkpoint import load_learner, save_learner
+from rlx.core.engine.learner.distributed import (
+    gather,
+    highest,
+    join_group,
+    leave_group,
+    local_device,
+)
+from rlx.core.engine.learner.gradients import TokenGradients, no_gradients
+from rlx.core.engine.learner.model import Loaded
+from rlx.core.engine.learner.packing import MicroBatch
+from rlx.core.engine.learner.planning import Plan, make_plan
+from rlx.core.engine.learner.schedule import learning_rate
+from rlx.core.engine.learner.scorer import score_batch
+from rlx.core.engine.learner.sharded import ShardedModel
+from rlx.core.errors import NonFiniteError, RlxError
+from rlx.core.objective import MetricSums
+from rlx.core.rollouts import TrainBatch
+
+Answers: TypeAlias = tuple[Tensor, ...]
+"""What the model says of the action tokens [n] of a micro-batch; scores are the first of them."""
+Forward: TypeAlias = Callable[[MicroBatch, int], Answers]
+"""Micro-batch and pieces of the vocabulary projection → answers."""
+MicroObjective: TypeAlias = Callable[[MicroBatch, Answers], TokenGradients]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A rank's place among the ranks of its learner, and on its machine."""
+
+    rank: int
+    world: int
+    address: str
+    port: int
+    threads: int
+    seed: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """What the optimizer steps of one update came to."""
+
+    parts: MetricSums = field(default_factory=MetricSums)
+    norms: list[float] = field(default_factory=list)
+    """Of the gradients of the steps that were taken."""
+    rate: float = 0.0
+    skipped: int = 0
+    answers: list[np.ndarray] = field(default_factory=list)
+    """First answer [N] to each batch, before its step; NaN where a pass was not finished."""
+
+    def metrics(self, role: str) -> dict[str, float]:
+        """Metrics over all ranks, which all call it; `role` is `policy` or `critic`."""
+        merged = MetricSums()
+        # An idle rank has no entries, so parts are merged by name.
+        for part in gather(self.parts):
+            merged.add(part)
+        taken = {f"{role}/grad_norm": float(np.mean(self.norms))} if self.norms else {}
+        return {**merged.metrics(), **taken, f"{role}/lr": self.rate}
+
+
+class Training:
+    """One rank of a model in training."""
+
+    model: ShardedModel
+
+    def __init__(self, settings: LearnerConfig, *, seat: Seat, total_updates: int) -> None:
+        self.settings = settings
+        self.seat = seat
+        self.updates = 0
+        """Optimizer steps taken."""
+        self._total_updates = total_updates
+        self._abort = threading.Event()
+
+    def start(self, load: Callable[[torch.device], Loaded[Any]]) -> Mapping[str, Any]:
+        """Join the other ranks, load the model and its optimizer; returns facts."""
+        seat = self.seat
+        torch.set_num_threads(seat.threads)
+        torch.manual_seed(seat.seed + seat.rank)
+        join_group(rank=seat.rank, world=seat.world, address=seat.address, port=seat.port)
+        loaded = load(local_device())
+        facts = loaded.facts()
+        self._packed = loaded.packable
+        self.model = ShardedModel(
+            loaded.module, self.settings, dtype=loaded.dtype, world=seat.world
+        )
+        return {**facts, "zero_stage": self.model.stage}
+
+    def score(self, batch: TrainBatch, forward: Forward) -> np.ndarray:
+        """First answer [N] to this rank's batch under the current weights."""
+        return score_batch(forward, batch, self._plan(batch))
+
+    def update(
+        self,
+        batches: Sequence[TrainBatch],
+        forward: Forward,
+        objective: Callable[[TrainBatch, Plan], MicroObjective],
+    ) -> Trained | None:
+        """One optimizer step for each batch; None when aborted before the first one.
+
+        Raises:
+            NonFiniteError: a number that must be finite is not; under `nonfinite: skip` the step is
+                left out and counted instead.
+        """
+        trained = Trained()
+        try:
+            for batch in batches:
+                if not self._step(batch, forward, objective, trained):
+                    return None
+        finally:
+            self._abort.clear()
+        return trained
+
+    def _step(
+        self,
+        batch: TrainBatch,
+        forward: Forward,
+        objective: Callable[[TrainBatch, Plan], MicroObjective],
+        trained: Trained,
+    ) -> bool:
+        """One optimizer step; false when given up."""
+        plan = self._plan(batch)
+        passed = np.full(batch.action_count, np.nan, np.float32)
+        parts = MetricSums()
+        may_abort = not trained.answers
+        trained.answers.append(passed)
+        trained.rate = learning_rate(self.settings, self.updates, self._total_updates)
+        try:
+            gradients = objective(batch, plan)
+            if not self._accumulate(plan, forward, gradients, passed, parts, may_abort):
+                return False
+            trained.norms.append(self.model.step(trained.rate))
+        except NonFiniteError as error:
+            if self.settings.nonfinite == "raise":
+                raise
+            warnings.warn(f"an optimizer step was left out: {error}", stacklevel=2)
+            trained.skipped += 1
+            return True
+        trained.parts.add(parts)
+        self.updates += 1
+        return True
+
+    def _accumulate(
+        self,
+        plan: Plan,
+        forward: Forward,
+        objective: MicroObjective,
+        passed: np.ndarray,
+        parts: MetricSums,
+        may_abort: bool,
+    ) -> bool:
+        """Gradients of one optimizer step, answers into `passed` [N]; false when given up."""
+        last = len(plan.micro_batches) - 1
+        for index, micro in enumerate(plan.micro_batches):
+            answers = forward(micro, plan.chunks[index])
+            passed[micro.actions] = answers[0].detach().cpu().numpy()
+            gradients, error = _differentiate(objective, micro, answers)
+            if not self._go_on(error, may_abort=may_abort):
+                return False
+            pairs = zip(answers, gradients.answers, strict=True)
+            products = [(answer * g).sum() for answer, g in pairs if answer.requires_grad]
+            self.model.backward(torch.stack(products).sum(), last=index == last)
+            parts.add(gradients.metrics)
+        return True
+
+    def _go_on(self, error: RlxError | None, *, may_abort: bool) -> bool:
+        """Agree with the other ranks whether to go on; raises the first failed rank's error."""
+        failed, given_up = highest(error is not None, may_abort and self._abort.is_set())
+        if failed or given_up:
+            self.model.discard()
+        if failed:
+            raise next(found for found in gather(error) if found is not None)
+        return not given_up
+
+    def abort(self) -> None:
+        """Ask a running update to give up before its first optimizer step."""
+        self._abort.set()
+
+    def save(self, folder: str, components: Mapping[str, Mapping[str, Any]]) -> None:
+        save_learner(
+            self.model,
+            folder,
+            rank=self.seat.rank,
+            world=self.seat.world,
+            updates=self.updates,
+            components=components,
+        )
+
+    def load(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Restore what `save` wrote; returns the state of the components."""
+        self.updates, components = load_learner(
+            self.model, folder, rank=self.seat.rank, world=self.seat.world
+        )
+        return components
+
+    def stop(self) -> None:
+        leave_group()
+
+    def _plan(self, batch: TrainBatch) -> Plan:
+        return make_plan(batch, self.settings, packed=self._packed)
+
+
+def _differentiate(
+    objective: MicroObjective, micro: MicroBatch, answers: Answers
+) -> tuple[TokenGradients, RlxError | None]:
+    """Gradients per token, or zeros with the error that stopped them."""
+    if not micro.action_count:
+        return no_gradients(answers), None
+    try:
+        return objective(micro, answers), None
+    except RlxError as error:
+        return no_gradients(answers), error
+
+
+def peak_gib() -> float:
+    """Peak memory of the largest rank: of its accelerator, else of its process. All call it."""
+    if torch.cuda.is_available():
+        return highest(torch.cuda.max_memory_allocated() / 2**30)[0]
+    # Linux counts in KiB, macOS in bytes.
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    return highest(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)[0]
