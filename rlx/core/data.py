@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlx.core.config import DataConfig
-from rlx.core.data_files import READERS, read_file
+from rlx.core.data_globs import (
+    inner_name,
+    is_data_file,
+    is_pattern,
+    read_any_file,
+    read_pattern,
+    source_of_pattern,
+)
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.importing import import_target
 
@@ -100,14 +107,17 @@ def read_rows(config: DataConfig) -> tuple[Rows, str]:
     """
     path = config.path
     local = Path(path).expanduser()
+    text = frozenset(name for name in (config.prompt, config.label) if name)
     if path == "embedded":
         rows, source = _from_loader(EMBEDDED, config), "embedded"
     elif local.is_dir():
         rows, source = _from_folder(local, config), local.resolve().name
     elif local.is_file():
-        text = frozenset(name for name in (config.prompt, config.label) if name)
-        table = read_file(local, text_columns=text, split=config.split)
-        rows, source = ArrowRows(table), local.stem
+        table = read_any_file(local, text_columns=text, split=config.split)
+        rows, source = ArrowRows(table), inner_name(local).stem
+    elif is_pattern(path):
+        table = read_pattern(path, text_columns=text, split=config.split)
+        rows, source = ArrowRows(table), source_of_pattern(path)
     elif _is_loader(path):
         module, _, function = path.rpartition(":")
         rows, source = _from_loader(path, config), Path(module).stem + "." + function
@@ -129,7 +139,7 @@ def _first(rows: Rows, count: int) -> Rows:
 
 
 def _looks_local(path: str) -> bool:
-    if Path(path).suffix.lower() in READERS or path.startswith((".", "/", "~")):
+    if is_data_file(Path(path)) or path.startswith((".", "/", "~")):
         return True
     return path.count("/") > 1 or ("/" in path and Path(path).parent.is_dir())
 
@@ -141,7 +151,7 @@ def _missing_file(path: Path) -> UsageError:
             f"data file {str(path)!r} does not exist, nor does its folder", where="data.path"
         )
     names = [entry.name for entry in islice(folder.iterdir(), 10_000)]
-    data = sorted(name for name in names if Path(name).suffix.lower() in READERS)
+    data = sorted(name for name in names if is_data_file(Path(name)))
     listing = f"the folder has: {', '.join(data[:8])}" if data else "no data file is in its folder"
     return UsageError(
         f"data file {str(path)!r} does not exist",
@@ -242,7 +252,7 @@ def _from_folder(folder: Path, config: DataConfig) -> Rows:
         if isinstance(loaded, Mapping):
             loaded = _pick_split(loaded, config.split, str(folder))
         return _dataset_rows(loaded)
-    files = [p for p in folder.rglob("*") if p.suffix.lower() in READERS]
+    files = [p for p in folder.rglob("*") if is_data_file(p)]
     if not files:
         raise UsageError(
             f"the folder {str(folder)!r} is no dataset: it holds no data file",
