@@ -65,11 +65,6 @@ def _check_resume(folder: Path, steps: int) -> Iterator[Complaint]:
             f"the run in {folder} has already done {done} of {steps} steps",
             f"more steps to continue it: `--steps {2 * done}`",
         )
-    elif not has_checkpoint(folder):
-        yield (
-            f"the run in {folder} ended before its first checkpoint, so there is nothing to resume",
-            "start again with another `--output`; `--checkpoint-every N` keeps more",
-        )
 
 
 def _has_run(folder: Path) -> bool:

@@ -11,6 +11,7 @@ from rlx.core.engine.checkpoints import (
     damage,
     latest_checkpoint,
     load_state,
+    resumable_checkpoint,
     save_checkpoint,
     step_of,
 )
@@ -69,6 +70,15 @@ def test_damaged_checkpoint_is_passed_over(tmp_path: Path, harm: str):
         (folder / "files.json").write_text("{")
     assert damage(folder)
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
+
+
+def test_resume_refuses_when_every_checkpoint_is_damaged(tmp_path: Path):
+    assert resumable_checkpoint(tmp_path) is None
+    folder = save(tmp_path, 1)
+    assert resumable_checkpoint(tmp_path) == folder
+    (folder / "state.pt").unlink()
+    with pytest.raises(UsageError, match=r"step-000001: state\.pt is missing"):
+        resumable_checkpoint(tmp_path)
 
 
 def test_folder_without_a_step_is_refused(tmp_path: Path):

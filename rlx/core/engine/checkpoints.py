@@ -80,6 +80,23 @@ def latest_checkpoint(root: Path) -> Path | None:
     return None
 
 
+def resumable_checkpoint(root: Path) -> Path | None:
+    """The newest whole checkpoint; None when none was ever written.
+
+    Raises:
+        UsageError: there are checkpoints, and every one of them is damaged.
+    """
+    whole = latest_checkpoint(root)
+    found = sorted(_checkpoints(root), reverse=True)
+    if whole is None and found:
+        raise UsageError(
+            f"no checkpoint under {root} is whole; {found[0].name}: {damage(found[0])[0]}",
+            where="--resume",
+            fix="restore the folder from a copy, or start again with another --output",
+        )
+    return whole
+
+
 def load_state(folder: Path) -> dict[str, Any]:
     import torch
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlx.core.config import DataConfig, RunConfig
 from rlx.core.engine import workers
-from rlx.core.engine.checkpoints import latest_checkpoint
+from rlx.core.engine.checkpoints import resumable_checkpoint
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collector, GroupMaker
 from rlx.core.engine.crew import Crew
@@ -23,6 +23,7 @@ from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.publication import Publisher
+from rlx.core.engine.reaper import start_reaper, stop_reaper
 from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import WorkerSpec
@@ -77,7 +78,9 @@ class Plan:
     evaluation: EvaluationPlan | None
     context_length: int
     dtype: str
+    resume: bool
     checkpoint: Path | None
+    """Where a resumed run goes on; None: from the beginning."""
     origins: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -136,7 +139,7 @@ def prepare(
         most = evaluation.sampling.max_new_tokens if evaluation else 0
         needed = config.data.max_prompt_tokens + max(config.rollout.max_new_tokens, most)
         context_length = min(context_length, needed)
-    checkpoint = latest_checkpoint(config.output / "checkpoints") if resume else None
+    checkpoint = resumable_checkpoint(config.output / "checkpoints") if resume else None
     return Plan(
         config=config,
         selection=selection,
@@ -148,6 +151,7 @@ def prepare(
         evaluation=evaluation,
         context_length=context_length,
         dtype=info.dtype if config.learner.dtype == "auto" else config.learner.dtype,
+        resume=resume,
         checkpoint=checkpoint,
         origins=origins or {},
     )
@@ -192,6 +196,7 @@ class _Session:
         error: BaseException | None = None
         self._reporter.start(run)
         publisher = Publisher()
+        reaper = start_reaper()
         try:
             self._plan.plugins.notify("rlx_on_run_start", run=run)
             self._main = asyncio.ensure_future(self._train(run, publisher))
@@ -207,6 +212,7 @@ class _Session:
         finally:
             publisher.close()
             await self._crew.close()
+            stop_reaper(reaper)
             self._reporter.close(error)
             self._plan.plugins.notify("rlx_on_run_end", run=run, error=error)
             if self._deadline is not None:
@@ -247,6 +253,8 @@ class _Session:
             needs_old_logprobs=workers.needs_old_logprobs(config, plan.selection.requires),
             reward_weights=rewards.weights,
         )
+        if plan.resume and plan.checkpoint is None:
+            self._reporter.status("no checkpoint was written yet: starting from the beginning")
         if plan.checkpoint is not None:
             self._reporter.status(f"resuming from {plan.checkpoint.name}")
             await trainer.resume(plan.checkpoint)
