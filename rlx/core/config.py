@@ -308,6 +308,10 @@ class RewardPolicy(Part):
     """Bound on the absolute value of the composed (and normalised) reward; null: none."""
     timeout: float = Field(60.0, gt=0)
     """Seconds for one call of one reward."""
+    retries: int = Field(0, ge=0)
+    """Further attempts after a call raised; one that timed out is not called again."""
+    retry_backoff: float = Field(0.5, ge=0)
+    """Seconds before the first further attempt; doubles with each."""
     workers: int = Field(1, ge=1)
     """Processes (Ray) that run rewards; each runs `concurrency` at once."""
     concurrency: int = Field(8, ge=1)

@@ -117,8 +117,11 @@ def as_reward(value: object) -> Reward:
     """Return what a reward function returned as a `Reward` of plain floats.
 
     Accepts int, float, bool, NumPy and torch scalars, `Reward` and None (does not apply).
-    Raises `TypeError` for anything else and `ValueError` for numbers that are not finite.
+    Raises `TypeError` for anything else and `ValueError` for numbers that are not finite; an
+    exception, with which a reward of several samples says that this one failed, is raised.
     """
+    if isinstance(value, Exception):
+        raise value
     if value is None:
         return Reward(None)
     if isinstance(value, Reward):

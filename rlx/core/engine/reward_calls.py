@@ -11,11 +11,12 @@ from typing import Any
 
 from rlx.core.engine.interfaces import RewardReply
 from rlx.core.engine.reward_threads import CallTimeoutError, DaemonThreads, within
+from rlx.core.errors import UsageError
 from rlx.core.references import Bound
 from rlx.core.rewards import RewardInputs, as_reward, excerpt
 
-_BACKOFF = 0.5
-"""Seconds before the first retry; doubles with each."""
+_LONGEST_WAIT = 30.0
+"""Seconds between two attempts, at most."""
 _CORE = str(Path(__file__).parents[1])
 
 
@@ -23,12 +24,19 @@ class RewardCall:
     """A bound reward with everything around it. `scope` decides what one call is given."""
 
     def __init__(
-        self, bound: Bound, *, threads: DaemonThreads, timeout: float, retries: int
+        self,
+        bound: Bound,
+        *,
+        threads: DaemonThreads,
+        timeout: float,
+        retries: int,
+        backoff: float,
     ) -> None:
         self.bound = bound
         self._threads = threads
         self._timeout = timeout
         self._retries = retries
+        self._backoff = backoff
         self._is_async = is_async(bound.instance)
 
     def split(self, samples: Sequence[RewardInputs]) -> list[list[int]]:
@@ -66,16 +74,17 @@ class RewardCall:
         return self._checked_list(value, samples)
 
     async def _attempts(self, argument: Any) -> Any:
-        """Call until it returns; a time-out is not retried, it would cost as long again."""
+        """Call until it returns; a time-out is not retried, it would cost as long again, nor is a
+        mistake in the configuration, which stays one."""
         for attempt in range(self._retries + 1):
             try:
                 return await self._once(argument)
-            except CallTimeoutError:
+            except (CallTimeoutError, UsageError):
                 raise
             except Exception:
                 if attempt == self._retries:
                     raise
-                await asyncio.sleep(_BACKOFF * 2**attempt)
+                await asyncio.sleep(min(self._backoff * 2**attempt, _LONGEST_WAIT))
         raise AssertionError("unreachable")
 
     async def _once(self, argument: Any) -> Any:
@@ -90,7 +99,9 @@ class RewardCall:
     def _checked(self, value: Any, sample: RewardInputs) -> RewardReply:
         try:
             reward = as_reward(value)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
+            if error is value:  # one sample of several that the component could not score
+                return self._failed([sample], f"failed: {excerpt(str(error))}", sample, error)[0]
             return self._failed([sample], f"returned no valid reward: {error}", sample)[0]
         return RewardReply(score=reward.score, parts=reward.parts, metrics=reward.metrics)
 

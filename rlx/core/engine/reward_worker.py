@@ -26,7 +26,8 @@ class RewardWorker:
     Args:
         rewards: components with their weights (the weights are the driver's business).
         timeout: seconds for one call, from the moment it starts to run.
-        retries: further attempts after a call raised, 0.5 s, 1 s, 2 s … later.
+        retries: further attempts after a call raised.
+        backoff: seconds before the first of them; doubles with each.
     """
 
     def __init__(
@@ -35,11 +36,13 @@ class RewardWorker:
         concurrency: int,
         timeout: float,
         retries: int = 0,
+        backoff: float = 0.5,
     ) -> None:
         self._refs = [ref for ref, _ in rewards]
         self._concurrency = concurrency
         self._timeout = timeout
         self._retries = retries
+        self._backoff = backoff
         self._threads = DaemonThreads("rlx-reward")
         self._calls: list[RewardCall] = []
         self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
@@ -52,6 +55,7 @@ class RewardWorker:
                 threads=self._threads,
                 timeout=self._timeout,
                 retries=self._retries,
+                backoff=self._backoff,
             )
             for ref in self._refs
         ]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.core.config import RunConfig
+from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.objective import ObjectiveSettings
 from rlx.core.selection import Selection
+from rlx.core.value_loss import ValueSettings
 
 _ENGINES = {
     "vllm": "rlx.core.engine.rollout.vllm_engine:VllmEngine",
     "transformers": "rlx.core.engine.rollout.transformers_engine:TransformersEngine",
 }
+_CRITIC = "rlx.core.engine.learner.value_learner:ValueLearner"
 _LEARNER = "rlx.core.engine.learner.learner:PolicyLearner"
 _SCORER = "rlx.core.engine.learner.scorer:Scorer"
 _REWARDS = "rlx.core.engine.rewards:RewardWorker"
@@ -46,28 +49,90 @@ def engine_spec(config: RunConfig, model: str, *, context_length: int, dtype: st
 def learner_specs(
     config: RunConfig, model: str, selection: Selection, *, dtype: str
 ) -> list[WorkerSpec]:
-    """One spec for each rank."""
-    ranks = config.learner.ranks
-    threads = max(threads_of(config) // ranks, 1)
-    port = free_port()
-    common = {
+    """One spec for each rank of the policy's learner."""
+    trained = config.steps
+    if "values" in selection.requires:
+        trained -= min(config.critic.warmup_steps, config.steps)
+    own = {
         "model": model,
         "settings": config.learner.model_copy(update={"dtype": dtype}),
         "objective": objective_settings(config, selection),
         "loss": selection.loss,
         "correction": selection.correction,
         "temperature": config.rollout.temperature,
-        "total_updates": config.steps * config.updates_per_step,
+        "total_updates": trained * config.updates_per_step,
+    }
+    return _rank_specs("learner", _LEARNER, config, selection, own)
+
+
+def critic_specs(config: RunConfig, model: str, selection: Selection) -> list[WorkerSpec]:
+    """One spec for each rank of the critic's learner; none when nobody requires values.
+
+    Args:
+        model: folder that the critic starts from.
+    """
+    if "values" not in selection.requires:
+        return []
+    settings = critic_settings(config)
+    own = {
+        "model": model,
+        "settings": settings,
+        "objective": ValueSettings(
+            aggregation=selection.aggregation,
+            sequence_norm=config.rollout.max_new_tokens,
+            clip=config.critic.value_clip,
+            coefficient=config.critic.coefficient,
+        ),
+        "total_updates": config.steps * updates_per_step(config, settings),
+    }
+    specs = _rank_specs("critic", _CRITIC, config, selection, own)
+    if config.critic.placement == "apart":
+        return specs
+    return [
+        dataclasses.replace(spec, beside=f"learner-{rank}", cpus=0.0)
+        for rank, spec in enumerate(specs)
+    ]
+
+
+def critic_settings(config: RunConfig) -> LearnerConfig:
+    """The policy learner's settings with the critic's own in their place."""
+    critic, learner = config.critic, config.learner
+    return learner.model_copy(
+        update={
+            "lr": critic.lr,
+            "max_grad_norm": critic.max_grad_norm,
+            "epochs": critic.epochs or learner.epochs,
+            "minibatch_size": critic.minibatch_size or learner.minibatch_size,
+            "zero_stage": learner.zero_stage if critic.zero_stage is None else critic.zero_stage,
+        }
+    )
+
+
+def updates_per_step(config: RunConfig, settings: LearnerConfig) -> int:
+    """Optimizer steps per training step of a learner with these settings."""
+    size = settings.minibatch_size or config.batch_size
+    return settings.epochs * -(-config.batch_size // size)
+
+
+def _rank_specs(
+    name: str, target: str, config: RunConfig, selection: Selection, own: Mapping[str, Any]
+) -> list[WorkerSpec]:
+    """One worker for each rank of a learner, with what is the same for all learners."""
+    ranks = config.learner.ranks
+    apart = "values" in selection.requires and config.critic.placement == "apart"
+    # A critic that is apart trains at the same time as the policy.
+    threads = max(threads_of(config) // (2 * ranks if apart else ranks), 1)
+    common = {
         "world": ranks,
-        "master_port": port,
+        "master_port": free_port(),
         "threads": threads,
         "seed": config.seed,
     }
     return [
         WorkerSpec(
-            name=f"learner-{rank}",
-            target=_LEARNER,
-            kwargs={**common, "rank": rank},
+            name=f"{name}-{rank}",
+            target=target,
+            kwargs={**own, **common, "rank": rank},
             env=_thread_env(threads),
         )
         for rank in range(ranks)
@@ -98,6 +163,8 @@ def reward_specs(config: RunConfig, selection: Selection) -> list[WorkerSpec]:
                 "rewards": selection.rewards,
                 "concurrency": config.reward.concurrency,
                 "timeout": config.reward.timeout,
+                "retries": config.reward.retries,
+                "backoff": config.reward.retry_backoff,
             },
             env=_thread_env(1),
             cpus=0.0,
