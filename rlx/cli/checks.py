@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx.cli.output import print_warning
+from rlx.cli.output import print_notice, print_warning
 from rlx.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def checked(settings: Settings, *, resume: bool) -> Checked:
 
     config = settings.config
     plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
+    for notice in plugins.notices:
+        print_notice(notice)
     info = model_info(config.model, where=f"model ({settings.origin('model')})")
     selection = select(config, plugins, origins=settings.origins)
     output = config.output or (None if resume else default_folder(config, Path("runs")))

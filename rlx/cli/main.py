@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -115,8 +116,15 @@ def main() -> NoReturn:
 
 
 def _exit_code() -> int:
-    from rlx.cli.output import print_failure, print_usage_error
+    from rlx.cli.output import print_failure, print_usage_error, show_warning
 
+    python_way = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        ours = category.__module__.startswith("rlx.")
+        (show_warning if ours else python_way)(message, category, *rest, **more)
+
+    warnings.showwarning = show
     try:
         app(prog_name="rlx")
     except UsageError as error:

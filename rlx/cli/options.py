@@ -157,6 +157,12 @@ def _declared(
             "--no-plugin", "Distribution that is not loaded; repeatable.", _PLACES, metavar="DIST"
         ),
     ] = None,
+    no_rlxfile: Annotated[
+        bool,
+        typer.Option(
+            "--no-rlxfile", help="Leave the hooks of ./rlxfile.py out.", rich_help_panel=_PLACES
+        ),
+    ] = False,
     config: Annotated[
         list[Path] | None,
         typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
@@ -214,6 +220,8 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapper(**given: Any) -> None:
         files, sets = given.pop("config"), given.pop("set_")
         flags = {name: given.pop(name) for name in FLAGS}
+        if given.pop("no_rlxfile"):
+            flags["no_plugin"] = [*(flags["no_plugin"] or ()), "rlxfile"]
         options = RunOptions(
             files=tuple(files or ()),
             sets=tuple(sets or ()),

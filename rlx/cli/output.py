@@ -34,6 +34,16 @@ def print_warning(what: str, fix: str | None = None) -> None:
     console(stderr=True).print(line + Text(f" ({fix})" if fix else "", style="dim"))
 
 
+def print_notice(what: str) -> None:
+    """One line on stderr that is good to know."""
+    console(stderr=True).print(Text("note: ", style="bold") + Text(what))
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """How the command line shows Python's warnings: without file, line and source."""
+    print_warning(str(message))
+
+
 def print_failure(error: BaseException) -> None:
     """A failure that is no mistake in the input.
 

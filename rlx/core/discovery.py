@@ -83,7 +83,7 @@ class Selection:
             known.update(canonicalize_name(point.name) for point in distribution.entry_points)
         for name in sorted((self.allowed or set()) - known):
             hint = did_you_mean(name, known)
-            yield f"{ALLOW_VARIABLE} names {name!r}, which is not installed {hint}".rstrip()
+            yield f"{ALLOW_VARIABLE} names {name!r}, which is not installed; {hint}".rstrip("; ")
 
 
 def check_required(required: Collection[str]) -> None:

@@ -146,7 +146,7 @@ class Hooks:
                 if not caller.has_spec():
                     if not each.optionalhook:
                         hint = did_you_mean(caller.name, HOOKS)
-                        yield f"there is no hook {caller.name!r} {hint}".rstrip()
+                        yield f"there is no hook {caller.name!r}; {hint}".rstrip("; ")
                 elif each.kwargnames:
                     names = ", ".join(each.kwargnames)
                     yield (
