@@ -24,10 +24,7 @@ from rlx.core.preflight_folder import check_folder
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
 
-_UNAVAILABLE = {
-    "values": "a critic (value estimates)",
-    "reward_model": "a reward model",
-}
+_UNAVAILABLE = {"reward_model": "a reward model"}
 """Requirements that this version's engine can't serve."""
 _INSTALL = {
     "torch": "pip install torch",

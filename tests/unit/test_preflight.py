@@ -100,9 +100,8 @@ def test_one_rollout_per_group_is_refused_where_groups_are_compared(folder: Path
     assert "--group-size 8" in str(caught.fix)
 
 
-@pytest.mark.parametrize("need", ["values", "reward_model"])
-def test_what_the_engine_cannot_serve_is_said_plainly(folder: Path, need: str) -> None:
-    caught = error(folder, chosen=selection(**{need: ("estimator 'e'", "loss 'l'")}))
+def test_what_the_engine_cannot_serve_is_said_plainly(folder: Path) -> None:
+    caught = error(folder, chosen=selection(reward_model=("estimator 'e'", "loss 'l'")))
     assert "estimator 'e' and loss 'l' requires" in caught.what
     assert caught.where == "estimator"
 

@@ -12,6 +12,7 @@ from rlx.core.advantages import estimate
 from rlx.core.component import Bound
 from rlx.core.config import RunConfig
 from rlx.core.engine.metrics import advantage_metrics
+from rlx.core.errors import NonFiniteError
 from rlx.core.inputs import EstimatorInputs
 from rlx.core.rollouts import Group, TrainBatch
 
@@ -22,24 +23,48 @@ def compute_advantages(
     groups: Sequence[Group],
     config: RunConfig,
     weights: Mapping[str, float],
+    *,
+    kl_coef: float,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Return the batch with `advantages` [N] (and `returns` [N] where given), and its metrics.
 
     Args:
         weights: of the reward parts, by the name that they have in `Rollout.parts`.
+        kl_coef: β in force.
+
+    Raises:
+        NonFiniteError: an advantage or return is not finite; under `nonfinite: skip` the learner
+            finds it instead, and leaves out the optimizer steps that it is in.
     """
-    result = estimate(
-        estimator,
-        estimator_inputs(batch, groups, weights),
-        kl_coef=config.kl.coef,
-        kl_estimator=config.kl.estimator,
-        kl_in_reward=config.kl.coef > 0 and config.kl.placement == "reward",
-    )
+    try:
+        result = estimate(
+            estimator,
+            estimator_inputs(batch, groups, weights),
+            kl_coef=kl_coef,
+            kl_estimator=config.kl.estimator,
+            kl_in_reward=config.kl.coef > 0 and config.kl.placement == "reward",
+            require_finite=config.learner.nonfinite == "raise",
+        )
+    except NonFiniteError as error:
+        raise _located(error, batch) from error
     returns = None if result.returns is None else result.returns.float().numpy()
     filled = dataclasses.replace(
         batch, advantages=result.advantages.float().numpy(), returns=returns
     )
     return filled, {**advantage_metrics(filled), **result.metrics}
+
+
+def _located(error: NonFiniteError, batch: TrainBatch) -> NonFiniteError:
+    """The error with the rollout and token that it is about."""
+    if error.token is None or batch.names is None:
+        return error
+    ends = np.cumsum(batch.action_lengths)
+    rollout = int(np.searchsorted(ends, error.token, side="right"))
+    token = error.token - int(ends[rollout] - batch.action_lengths[rollout])
+    return NonFiniteError(
+        f"{error} It is action token {token} of the rollout ({batch.names[rollout]}).",
+        token=error.token,
+    )
 
 
 def estimator_inputs(
@@ -53,6 +78,7 @@ def estimator_inputs(
         "logprobs": batch.old_logprobs,
         "old_logprobs": batch.old_logprobs,
         "ref_logprobs": batch.ref_logprobs,
+        "greedy_rewards": batch.greedy_rewards,
     }
     return EstimatorInputs(
         rewards=_tensor(batch.rewards),

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlx.core.agents import Episode, Limits, run_agent
@@ -58,7 +58,9 @@ class GroupMaker:
         limits: Limits,
         group_size: int,
         seed: int | str,
+        greedy: bool = False,
     ) -> None:
+        """`greedy`: one more rollout per group, greedy, with its rewards but not in the group."""
         self._client = client
         self._agent = agent
         self._scorer = scorer
@@ -67,19 +69,27 @@ class GroupMaker:
         self._limits = limits
         self._group_size = group_size
         self._seed = seed
+        self._greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0) if greedy else None
 
     async def make(self, task: Task, number: int, clock: _Clock | None = None) -> Group | None:
         """Group `number`; None when a reward failed and the policy is to drop the group."""
-        episodes = [self._episode(task, number, index) for index in range(self._group_size)]
+        count = self._group_size
+        ways = [self._sampling] * count + ([self._greedy] if self._greedy else [])
+        episodes = [self._episode(task, number, index, way) for index, way in enumerate(ways)]
         rollouts = await asyncio.gather(*(run_agent(self._agent, one) for one in episodes))
         if clock is not None:
             clock.generated = time.perf_counter()
-        scored = await self._scorer.score_group(rollouts)
+        # The greedy one on its own, so that a reward of the whole group does not see it.
+        parts = [part for part in (rollouts[:count], rollouts[count:]) if part]
+        scored = await asyncio.gather(*(self._scorer.score_group(part) for part in parts))
         if clock is not None:
             clock.finished = time.perf_counter()
-        return None if scored is None else Group(id=number, task=task, rollouts=scored)
+        if scored[0] is None or scored[-1] is None:
+            return None
+        greedy = scored[1][0] if len(parts) > 1 and scored[1] else None
+        return Group(id=number, task=task, rollouts=scored[0], greedy=greedy)
 
-    def _episode(self, task: Task, number: int, index: int) -> Episode:
+    def _episode(self, task: Task, number: int, index: int, sampling: Sampling) -> Episode:
         return Episode(
             task=task,
             group_id=number,
@@ -87,7 +97,7 @@ class GroupMaker:
             seed=rollout_seed(self._seed, number, index),
             generate=self._client.generate,
             tokenizer=self._tokenizer,
-            sampling=self._sampling,
+            sampling=sampling,
             limits=self._limits,
         )
 

@@ -54,7 +54,11 @@ class Crew:
         if isinstance(runtime, InlineRuntime):
             started = [await start(spec) for spec in specs]
         else:
-            started = await asyncio.gather(*(start(spec) for spec in specs))
+            # Who shares a process starts after its neighbour, in the same order on every rank.
+            hosts = [spec for spec in specs if spec.beside is None]
+            guests = [spec for spec in specs if spec.beside is not None]
+            started = await asyncio.gather(*(start(spec) for spec in hosts))
+            started += await asyncio.gather(*(start(spec) for spec in guests))
         return {worker.name: worker for worker in started}
 
     def reward_runner(

@@ -27,7 +27,7 @@ class LearnerGroup:
         return (await self._all("start"))[0]
 
     async def score(self, batch: TrainBatch) -> np.ndarray:
-        """Log-probs [N] under the current weights."""
+        """Log-probs (a critic's values) [N] under the current weights."""
         shares = balanced_shares(batch.lengths, len(self._workers))
         parts = await asyncio.gather(
             *(
@@ -37,17 +37,27 @@ class LearnerGroup:
         )
         return _join(batch, shares, parts)
 
-    async def update(self, batch: TrainBatch, *, step: int) -> UpdateResult | None:
-        """Train on the batch: epochs × minibatches optimizer steps; None when aborted in time."""
+    async def update(
+        self, batch: TrainBatch, *, step: int, **options: float
+    ) -> UpdateResult | None:
+        """Train on the batch: epochs × minibatches optimizer steps; None when aborted in time.
+
+        Args:
+            options: what else the learner's `update` takes (`kl_coef`, the policy's).
+        """
         plan = self._plan(batch, step)
         results = await asyncio.gather(
             *(
-                worker.call("update", [take(batch, share[rank]) for share in plan], step=step)
+                worker.call(
+                    "update", [take(batch, share[rank]) for share in plan], step=step, **options
+                )
                 for rank, worker in enumerate(self._workers)
             )
         )
         if any(result is None for result in results):
             return None
+        if results[0].logprobs is None:
+            return results[0]
         first_epoch = plan[: len(plan) // self._settings.epochs]
         shares = [
             np.concatenate([minibatch[rank] for minibatch in first_epoch])

@@ -32,9 +32,17 @@ def rollout_metrics(groups: Sequence[Group], *, by_source: bool = False) -> dict
         "group/all_same_rate": (spreads == 0).mean(),
         **_means("reward/", (rollout.parts for rollout in rollouts)),
         **_means("", (rollout.metrics for rollout in rollouts)),
+        **_greedy_metrics(groups),
         **(_source_metrics(groups) if by_source else {}),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _greedy_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    rewards = [total_reward(group.greedy) for group in groups if group.greedy is not None]
+    if not rewards:
+        return {}
+    return {"rollout/greedy": float(len(rewards)), "reward/greedy_mean": float(np.mean(rewards))}
 
 
 def _source_metrics(groups: Sequence[Group]) -> dict[str, float]:

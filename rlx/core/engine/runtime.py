@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rlx.core.config import RuntimeConfig
 from rlx.core.errors import EngineError
@@ -43,6 +43,8 @@ class WorkerSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     cpus: float = 1.0
     gpus: float = 0.0
+    beside: str | None = None
+    """Name of a worker that was started before, whose process and thread this one shares."""
 
 
 class Worker(Protocol):
@@ -76,30 +78,34 @@ class Runtime(Protocol):
 
 
 class WorkerHost:
-    """Holds one worker object: constructs it, runs its methods on the right thread."""
+    """Holds worker objects by name: constructs them, runs their methods on its one thread."""
 
-    def __init__(self, target: str, kwargs: Mapping[str, Any]) -> None:
-        module, _, name = target.partition(":")
+    def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-        self._make = lambda: getattr(importlib.import_module(module), name)(**kwargs)
-        self._object: Any = None
+        self._objects: dict[str, Any] = {}
 
-    async def construct(self) -> None:
+    async def construct(self, worker: str, target: str, kwargs: Mapping[str, Any]) -> None:
+        def make() -> Any:
+            module, _, name = target.partition(":")
+            return getattr(importlib.import_module(module), name)(**kwargs)
+
         loop = asyncio.get_running_loop()
-        self._object = await loop.run_in_executor(self._thread, self._make)
+        self._objects[worker] = await loop.run_in_executor(self._thread, make)
 
-    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        function = getattr(self._object, method)
+    async def call(
+        self, worker: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        function = getattr(self._objects[worker], method)
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
 
-    def stream(self, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:
-        return getattr(self._object, method)(*args)
+    def stream(self, worker: str, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:
+        return getattr(self._objects[worker], method)(*args)
 
-    def now(self, method: str, args: Sequence[Any]) -> Any:
-        return getattr(self._object, method)(*args)
+    def now(self, worker: str, method: str, args: Sequence[Any]) -> Any:
+        return getattr(self._objects[worker], method)(*args)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -110,20 +116,30 @@ class InlineWorker:
 
     def __init__(self, name: str, host: WorkerHost) -> None:
         self.name = name
-        self._host = host
+        self.host = host
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self._host.call(method, args, kwargs)
+        return await self.host.call(self.name, method, args, kwargs)
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        async for item in self._host.stream(method, args):
+        async for item in self.host.stream(self.name, method, args):
             yield item
 
     async def now(self, method: str, *args: Any) -> Any:
-        return self._host.now(method, args)
+        return self.host.now(self.name, method, args)
 
     def close(self) -> None:
-        self._host.close()
+        self.host.close()
+
+
+W = TypeVar("W", bound=Worker)
+
+
+def _neighbour(workers: Sequence[W], spec: WorkerSpec) -> W | None:
+    """The running worker that `spec` shares a process with."""
+    if spec.beside is None:
+        return None
+    return next(worker for worker in workers if worker.name == spec.beside)
 
 
 class InlineRuntime:
@@ -133,8 +149,9 @@ class InlineRuntime:
     async def start(self, spec: WorkerSpec) -> InlineWorker:
         os.environ.update(_THREADS)
         os.environ.update(spec.env)
-        host = WorkerHost(spec.target, spec.kwargs)
-        await host.construct()
+        neighbour = _neighbour(self._workers, spec)
+        host = neighbour.host if neighbour else WorkerHost(spec.name)
+        await host.construct(spec.name, spec.target, spec.kwargs)
         worker = InlineWorker(spec.name, host)
         self._workers.append(worker)
         return worker
@@ -153,22 +170,26 @@ class InlineRuntime:
 class ActorHost(WorkerHost):
     """`WorkerHost` inside a Ray actor, with its output in the run's folder."""
 
-    def __init__(self, target: str, kwargs: Mapping[str, Any], log_path: str | None) -> None:
+    def __init__(self, name: str, log_path: str | None) -> None:
         _redirect_output(log_path)
-        super().__init__(target, kwargs)
+        super().__init__(name)
 
-    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return await _picklable_errors(super().call(method, args, kwargs))
+    async def call(
+        self, worker: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        return await _picklable_errors(super().call(worker, method, args, kwargs))
 
-    async def construct(self) -> None:
-        await _picklable_errors(super().construct())
+    async def construct(self, worker: str, target: str, kwargs: Mapping[str, Any]) -> None:
+        await _picklable_errors(super().construct(worker, target, kwargs))
 
-    async def stream(self, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:  # type: ignore[override]
-        async for item in super().stream(method, args):
+    async def stream(  # type: ignore[override]
+        self, worker: str, method: str, args: Sequence[Any]
+    ) -> AsyncIterator[Any]:
+        async for item in super().stream(worker, method, args):
             yield item
 
-    async def now(self, method: str, args: Sequence[Any]) -> Any:
-        return super().now(method, args)
+    async def now(self, worker: str, method: str, args: Sequence[Any]) -> Any:
+        return super().now(worker, method, args)
 
 
 def _redirect_output(log_path: str | None) -> None:
@@ -200,15 +221,16 @@ class RayWorker:
         self.actor = actor
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self._await(self.actor.call.remote(method, args, kwargs), method)
+        return await self._await(self.actor.call.remote(self.name, method, args, kwargs), method)
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        references = self.actor.stream.options(num_returns="streaming").remote(method, args)
+        stream = self.actor.stream.options(num_returns="streaming")
+        references = stream.remote(self.name, method, args)
         async for reference in references:
             yield await self._await(reference, method)
 
     async def now(self, method: str, *args: Any) -> Any:
-        return await self._await(self.actor.now.remote(method, args), method)
+        return await self._await(self.actor.now.remote(self.name, method, args), method)
 
     async def _await(self, reference: Any, method: str) -> Any:
         from ray.exceptions import RayActorError, RayTaskError
@@ -280,21 +302,24 @@ class RayRuntime:
         self._started_ray = True
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
+        neighbour = _neighbour(self._workers, spec)
+        worker = RayWorker(spec.name, neighbour.actor if neighbour else self._actor(spec))
+        self._workers.append(worker)
+        construct = worker.actor.construct.remote(spec.name, spec.target, dict(spec.kwargs))
+        await worker._await(construct, "start")
+        return worker
+
+    def _actor(self, spec: WorkerSpec) -> Any:
         import ray
 
-        env = {**_THREADS, **spec.env}
         actor_class: Any = ray.remote(ActorHost)
         log = str(self._logs / f"{spec.name}.log") if self._logs else None
-        actor = actor_class.options(
+        return actor_class.options(
             num_cpus=spec.cpus,
             num_gpus=spec.gpus,
             max_concurrency=1000,
-            runtime_env={"env_vars": env},
-        ).remote(spec.target, dict(spec.kwargs), log)
-        worker = RayWorker(spec.name, actor)
-        self._workers.append(worker)
-        await worker._await(actor.construct.remote(), "start")
-        return worker
+            runtime_env={"env_vars": {**_THREADS, **spec.env}},
+        ).remote(spec.name, log)
 
     async def end(self, worker: RayWorker) -> None:
         import ray

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlx.core.config import DataConfig, RunConfig
+from rlx.core.config import DataConfig, LearnerConfig, RunConfig
 from rlx.core.engine import workers
 from rlx.core.engine.checkpoints import resumable_checkpoint
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collector, GroupMaker
 from rlx.core.engine.crew import Crew
+from rlx.core.engine.critic import Critic
 from rlx.core.engine.evaluation import EvaluationPlan, Evaluator, limits_of, plan_evaluation
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import Sampling
@@ -164,6 +165,17 @@ def load_tokenizer(model: str, data: DataConfig) -> Any:
     return with_template_variables(AutoTokenizer.from_pretrained(model), data.chat_template_kwargs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What runs in the workers of a run."""
+
+    learner: LearnerGroup
+    reference: LearnerGroup | None
+    critic: Critic | None
+    engine: RolloutClient
+    rewards: RewardRunner
+
+
 class _Session:
     """One run from its folder to its last process."""
 
@@ -235,23 +247,24 @@ class _Session:
         truncate_metrics(self._folder, _step(self._plan.checkpoint))
 
     async def _train(self, run: Run, publisher: Publisher) -> str:
-        learner, reference, engine, rewards, facts = await self._start_workers()
-        self._write_manifest(facts)
+        parts = await self._start_workers()
+        self._write_manifest(self._crew.facts)
         plan, config = self._plan, self._config
         trainer = Trainer(
             run=run,
             config=config,
-            collector=self._collector(engine, rewards),
-            evaluations=self._evaluations(run, engine, rewards),
+            collector=self._collector(parts.engine, parts.rewards),
+            evaluations=self._evaluations(run, parts.engine, parts.rewards),
             estimator=plan.selection.estimator.resolve(),
-            learner=learner,
-            reference=reference,
-            engine=engine,
+            learner=parts.learner,
+            reference=parts.reference,
+            critic=parts.critic,
+            engine=parts.engine,
             publisher=publisher,
             reporter=self._reporter,
             plugins=plan.plugins,
             needs_old_logprobs=workers.needs_old_logprobs(config, plan.selection.requires),
-            reward_weights=rewards.weights,
+            reward_weights=parts.rewards.weights,
         )
         if plan.resume and plan.checkpoint is None:
             self._reporter.status("no checkpoint was written yet: starting from the beginning")
@@ -262,7 +275,7 @@ class _Session:
         self._reporter.status("training")
         reason = await trainer.train()
         if trainer.step >= config.steps:
-            await self._finish(learner, trainer)
+            await self._finish(parts.learner, trainer)
         return reason
 
     async def _finish(self, learner: LearnerGroup, trainer: Trainer) -> None:
@@ -293,6 +306,7 @@ class _Session:
             limits=limits_of(config, plan.context_length),
             group_size=config.rollout.group_size,
             seed=config.seed,
+            greedy=bool(plan.selection.estimator.resolve().tags.extra.get("greedy")),
         )
         return Collector(maker=maker, scorer=rewards, sampler=sampler)
 
@@ -312,28 +326,36 @@ class _Session:
         )
         return Evaluations(evaluator, run=run, reporter=self._reporter, plugins=plan.plugins)
 
-    async def _start_workers(
-        self,
-    ) -> tuple[LearnerGroup, LearnerGroup | None, RolloutClient, RewardRunner, dict[str, Any]]:
+    async def _start_workers(self) -> _Parts:
         plan, config = self._plan, self._config
         learner_specs = workers.learner_specs(config, plan.model, plan.selection, dtype=plan.dtype)
         reward_specs = workers.reward_specs(config, plan.selection)
         reference_specs = self._reference_specs()
+        critic_specs = self._critic_specs()
         engine_spec = workers.engine_spec(
             config, plan.model, context_length=plan.context_length, dtype=self._engine_dtype()
         )
-        specs = [*learner_specs, engine_spec, *reference_specs, *reward_specs]
+        specs = [*learner_specs, engine_spec, *reference_specs, *critic_specs, *reward_specs]
         started = await self._crew.start(specs)
-        learner = LearnerGroup(
-            [started[spec.name] for spec in learner_specs], config.learner, config.seed
+
+        def group(specs: list[WorkerSpec], settings: LearnerConfig) -> LearnerGroup:
+            return LearnerGroup([started[spec.name] for spec in specs], settings, config.seed)
+
+        critic = None
+        if critic_specs:
+            critic = Critic(group(critic_specs, workers.critic_settings(config)), config.critic)
+        return _Parts(
+            learner=group(learner_specs, config.learner),
+            reference=group(reference_specs, config.learner) if reference_specs else None,
+            critic=critic,
+            engine=RolloutClient(started["engine"]),
+            rewards=self._crew.reward_runner(reward_specs, started),
         )
-        reference = (
-            LearnerGroup([started["reference"]], config.learner, config.seed)
-            if reference_specs
-            else None
-        )
-        rewards = self._crew.reward_runner(reward_specs, started)
-        return learner, reference, RolloutClient(started["engine"]), rewards, self._crew.facts
+
+    def _critic_specs(self) -> list[WorkerSpec]:
+        plan, config = self._plan, self._config
+        model = resolve_model(config.critic.model) if config.critic.model else plan.model
+        return workers.critic_specs(config, model, plan.selection)
 
     def _reference_specs(self) -> list[WorkerSpec]:
         plan, config = self._plan, self._config

@@ -17,13 +17,16 @@ from rlx.core.engine.batches import make_batch
 from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collected, Collector, unwrap
+from rlx.core.engine.critic import Critic, critic_metrics
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.metrics import merge, rollout_metrics, rollout_records
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.reporting import Reporter
+from rlx.core.engine.reward_norm import RunningNorm
 from rlx.core.errors import RunInterrupted
+from rlx.core.kl import kl_controller
 from rlx.core.plugins import PluginSystem
 from rlx.core.rollouts import TrainBatch
 from rlx.core.run import Run
@@ -46,6 +49,7 @@ class Trainer:
         estimator: Bound,
         learner: LearnerGroup,
         reference: LearnerGroup | None,
+        critic: Critic | None,
         engine: RolloutClient,
         publisher: Publisher,
         reporter: Reporter,
@@ -60,6 +64,16 @@ class Trainer:
         self._estimator = estimator
         self._learner = learner
         self._reference = reference
+        self._critic = critic
+        self._kl = kl_controller(
+            config.kl.controller,
+            coef=config.kl.coef,
+            target=config.kl.target,
+            horizon=config.kl.horizon,
+        )
+        self._reward_norm = (
+            RunningNorm(config.reward.clip) if config.reward.normalize == "running" else None
+        )
         self._engine = engine
         self._publisher = publisher
         self._reporter = reporter
@@ -103,11 +117,9 @@ class Trainer:
         with self._timed("score"):
             batch = await self._score(batch)
         with self._timed("advantage"):
-            batch, advantages = compute_advantages(
-                self._estimator, batch, collected.groups, self._config, self._reward_weights
-            )
+            batch, advantages = self._advantages(batch, collected)
         with self._timed("update"):
-            update = await self._learner.update(batch, step=self.step)
+            update = await self._update(batch)
         if update is None:
             self._phase = "idle"
             raise RunInterrupted(self._stop_reason or "the update was given up")
@@ -155,7 +167,41 @@ class Trainer:
         if self._reference is not None:
             reference = await self._reference.score(batch)
             batch = dataclasses.replace(batch, ref_logprobs=reference)
+        if self._critic is not None:
+            batch = await self._critic.score(batch)
         return batch
+
+    def _advantages(
+        self, batch: TrainBatch, collected: Collected
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        metrics = {}
+        if self._reward_norm is not None:
+            batch = self._reward_norm.apply(batch)
+            metrics = self._reward_norm.metrics()
+        batch, found = compute_advantages(
+            self._estimator,
+            batch,
+            collected.groups,
+            self._config,
+            self._reward_weights,
+            kl_coef=self._kl.coef,
+        )
+        return batch, merge(metrics, found, critic_metrics(batch))
+
+    async def _update(self, batch: TrainBatch) -> UpdateResult | None:
+        """Train on the batch; the KL coefficient in force goes with it, and moves after it."""
+        coef = self._kl.coef
+        if self._critic is None:
+            update = await self._learner.update(batch, step=self.step, kl_coef=coef)
+        else:
+            update = await self._critic.update_with(
+                self._learner, batch, step=self.step, kl_coef=coef
+            )
+        if update is None or self._config.kl.coef == 0:
+            return update
+        if (kl := update.metrics.get("policy/kl_ref")) is not None:
+            self._kl.update(kl, batch.sequence_count)
+        return dataclasses.replace(update, metrics={**update.metrics, "policy/kl_coef": coef})
 
     def _emit(
         self,
@@ -185,6 +231,7 @@ class Trainer:
         self._reporter.log(self.step, metrics)
         if self._config.logging.rollouts:
             limit = self._config.logging.rollouts_per_step
+            assert update.logprobs is not None
             records = rollout_records(collected.groups, batch, update.logprobs, limit=limit)
             self._reporter.log_samples(self.step, records)
         self._plugins.notify(
@@ -228,12 +275,16 @@ class Trainer:
     async def _write_model(self, folder: str) -> None:
         await self._learner.save(f"{folder}/policy")
         await self._learner.export(f"{folder}/model")
+        if self._critic is not None:
+            await self._critic.save(f"{folder}/critic")
 
     def _state(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "collector": self._collector.state_dict(),
             "estimator": self._estimator.state_dict(),
+            "kl": self._kl.state_dict(),
+            "reward_norm": self._reward_norm.state_dict() if self._reward_norm else {},
             "evaluations": self._evaluations.state_dict() if self._evaluations else {},
         }
 
@@ -244,7 +295,12 @@ class Trainer:
         self._estimator.load_state_dict(state["estimator"])
         if self._evaluations is not None:
             self._evaluations.load_state_dict(state.get("evaluations", {}))
+        self._kl.load_state_dict(state["kl"])
+        if self._reward_norm is not None and state["reward_norm"]:
+            self._reward_norm.load_state_dict(state["reward_norm"])
         await self._learner.load(str(folder / "policy"))
+        if self._critic is not None:
+            await self._critic.load(str(folder / "critic"))
         self.step = self._saved_step = step_of(folder)
         await self._publisher.publish(self._learner, self._engine, version=self.step)
 
@@ -258,8 +314,10 @@ class Trainer:
             return
         self._stop_reason = reason
         if self._phase == "update":
-            task = asyncio.get_running_loop().create_task(self._learner.abort())
-            self._background.add(task)
+            for part in (self._learner, self._critic):
+                if part is not None:
+                    task = asyncio.get_running_loop().create_task(part.abort())
+                    self._background.add(task)
         elif self._phase in _AT_REST and self._step_task is not None:
             self._step_task.cancel()
 

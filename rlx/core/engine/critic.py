@@ -1,0 +1,96 @@
+"""The critic beside the policy: values before the step, and a step that trains both."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlx.core.config import CriticConfig
+from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.learner_group import LearnerGroup
+from rlx.core.errors import ComponentError
+from rlx.core.rollouts import TrainBatch
+
+
+class Critic:
+    """The ranks of the value model, and how its training goes together with the policy's."""
+
+    def __init__(self, group: LearnerGroup, settings: CriticConfig) -> None:
+        self._group = group
+        self._settings = settings
+
+    async def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `values` [N] under the current weights."""
+        return dataclasses.replace(batch, values=await self._group.score(batch))
+
+    async def update_with(
+        self, policy: LearnerGroup, batch: TrainBatch, *, step: int, kl_coef: float
+    ) -> UpdateResult | None:
+        """Train both on the batch, or the critic alone while it warms up.
+
+        None when aborted in time; then neither has changed.
+        """
+        if batch.returns is None:
+            raise ComponentError(
+                "The estimator requires values but returned no returns for the critic to learn: "
+                "it must return rlx.Advantages(advantages, returns=…)."
+            )
+        if step < self._settings.warmup_steps:
+            mine = await self._group.update(batch, step=step)
+            return None if mine is None else _joined(batch, mine.metrics, None)
+        if self._settings.placement == "apart":
+            theirs, mine = await asyncio.gather(
+                policy.update(batch, step=step, kl_coef=kl_coef),
+                self._group.update(batch, step=step),
+            )
+            if theirs is None and mine is None:
+                return None
+        else:
+            theirs, mine = await policy.update(batch, step=step, kl_coef=kl_coef), None
+            if theirs is None:
+                return None
+        # One has stepped, so the other follows: an abort came too late for the pair.
+        while theirs is None:
+            theirs = await policy.update(batch, step=step, kl_coef=kl_coef)
+        while mine is None:
+            mine = await self._group.update(batch, step=step)
+        return _joined(batch, {**theirs.metrics, **mine.metrics}, theirs.logprobs)
+
+    async def abort(self) -> None:
+        await self._group.abort()
+
+    async def save(self, folder: str) -> None:
+        await self._group.save(folder)
+
+    async def load(self, folder: str) -> None:
+        await self._group.load(folder)
+
+
+def critic_metrics(batch: TrainBatch) -> dict[str, float]:
+    """How good the values were before the step; empty without a critic.
+
+    Explained variance is 1 − Var(returns − values) / Var(returns): 1 for perfect values, 0 for any
+    constant (and where all returns are the same), negative for values worse than a constant.
+    """
+    if batch.values is None or batch.returns is None or not len(batch.values):
+        return {}
+    values, returns = batch.values.astype(np.float64), batch.returns.astype(np.float64)
+    variance = returns.var()
+    explained = 1 - (returns - values).var() / variance if variance > 0 else 0.0
+    return {
+        "critic/value_mean": float(values.mean()),
+        "critic/return_mean": float(returns.mean()),
+        "critic/explained_variance": float(explained),
+    }
+
+
+def _joined(
+    batch: TrainBatch, metrics: Mapping[str, float], logprobs: np.ndarray | None
+) -> UpdateResult:
+    """A step's result; a policy that was not trained has no log-probs but the batch's own."""
+    if logprobs is None:
+        logprobs = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+    return UpdateResult(metrics=metrics, logprobs=logprobs)
