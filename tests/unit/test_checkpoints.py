@@ -84,3 +84,23 @@ def test_resume_refuses_when_every_checkpoint_is_damaged(tmp_path: Path):
 def test_folder_without_a_step_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="not a checkpoint"):
         step_of(tmp_path)
+
+
+def test_the_best_checkpoint_stays_and_is_pointed_to(tmp_path: Path):
+    def save_best(step: int, best: int | None) -> None:
+        job = save_checkpoint(tmp_path, step, {}, write_two_files, keep=1, best=best)
+        asyncio.run(job)
+
+    for step, best in ((1, None), (2, 2), (3, 2), (4, 2)):
+        save_best(step, best)
+    kept = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert kept == ["step-000002", "step-000004"]
+    assert (tmp_path / "best").readlink() == Path("step-000002")
+    assert (tmp_path / "latest").readlink() == Path("step-000004")
+    save_best(5, 5)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000005"]
+
+
+def test_a_best_checkpoint_that_is_gone_is_not_pointed_to(tmp_path: Path):
+    asyncio.run(save_checkpoint(tmp_path, 3, {}, write_two_files, keep=1, best=2))
+    assert not (tmp_path / "best").is_symlink()
