@@ -83,6 +83,8 @@ def list_plugins(
     _console.print(_component_table(components))
     if hooks:
         _console.print(_hook_table(hooks))
+        if not load:
+            _console.print("what hook plugins register: rlx plugins list --load", style="dim")
     _console.print("next: rlx plugins show KIND NAME", style="dim")
 
 

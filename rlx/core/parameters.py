@@ -269,10 +269,14 @@ def _usage_error(
     )
     detail = f" (at {below})" if below else ""
     kind = type_name(parameter_fields(model)[name].annotation)
+    value = values.get(name)
+    fix = f"a value of type {kind}"
+    if isinstance(value, (int, float)) and "str" in kind:  # --set and YAML read 007 as a number
+        fix += f""", in quotes: '{name}="{value}"'"""
     return UsageError(
-        f"{label}: parameter {name!r} can't be {values.get(name)!r}: {entry['msg']}{detail}",
+        f"{label}: parameter {name!r} can't be {value!r}: {entry['msg']}{detail}",
         where=_place(where, name),
-        fix=f"a value of type {kind}",
+        fix=fix,
     )
 
 

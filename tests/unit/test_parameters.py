@@ -130,6 +130,14 @@ def test_wrong_types_are_refused_with_name_place_and_type(name: str, value: obje
     assert error.fix.startswith("a value of type ")
 
 
+def test_number_for_a_text_is_refused_with_the_way_to_quote_it() -> None:
+    def f(x, *, pattern: str):
+        return x
+
+    error = refusal(f, pattern=7)
+    assert error.fix == """a value of type str, in quotes: 'pattern="7"'"""
+
+
 def test_unknown_name_is_refused_with_the_nearest_and_the_whole_list() -> None:
     error = refusal(epz=1.0)
     assert "no parameter 'epz'" in error.what
