@@ -1,0 +1,158 @@
+"""What each of two ranks does in the tests of several ranks: one process a rank, many scenarios."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from learner_cases import (
+    PPO,
+    random_batch,
+    read_weights,
+    started,
+)
+
+from rlx.core.engine.batches import balanced_shares, take
+from rlx.core.engine.learner.learner import PolicyLearner
+from rlx.core.errors import RlxError
+from rlx.core.inputs import LossInputs
+from rlx.core.references import ComponentRef
+from rlx.core.rollouts import TrainBatch
+
+WORLD = 2
+Weights = dict[str, np.ndarray]
+
+
+def share_of(batch: TrainBatch, rank: int) -> TrainBatch:
+    return take(batch, balanced_shares(batch.lengths, WORLD)[rank])
+
+
+def lopsided(batch: TrainBatch, rank: int) -> TrainBatch:
+    """Rank 0 has one rollout, rank 1 the others."""
+    return take(batch, np.arange(1) if rank == 0 else np.arange(1, batch.sequence_count))
+
+
+def fails_on_rank_one(x: LossInputs) -> torch.Tensor:
+    if torch.distributed.get_rank() == 1:
+        raise ValueError("only here")
+    return -x.advantages * x.logprobs
+
+
+FAILING = ComponentRef(
+    kind="losses", name="fails_on_rank_one", target=f"{__file__}:fails_on_rank_one"
+)
+
+
+class Rank:
+    """One rank with everything that it observed, by name."""
+
+    def __init__(self, model: str, folder: Path, rank: int, port: int) -> None:
+        self.model, self.folder, self.rank, self.port = model, folder, rank, port
+        self.seen: dict[str, Any] = {}
+
+    def learner(self, **changes: Any) -> PolicyLearner:
+        return started(self.model, rank=self.rank, world=WORLD, master_port=self.port, **changes)
+
+    def update(self, learner: PolicyLearner, batch: TrainBatch, step: int = 0) -> Any:
+        return learner.update([batch], step=step)
+
+    def change(self, learner: PolicyLearner, batch: TrainBatch) -> Weights:
+        before = read_weights(learner)
+        assert self.update(learner, batch) is not None
+        after = read_weights(learner)
+        return {name: after[name] - before[name] for name in before}
+
+    def stages(self) -> None:
+        for stage in range(4):
+            for budget in (4096, 48):
+                learner = self.learner(zero_stage=stage, token_budget=budget)
+                mine = share_of(random_batch(), self.rank)
+                self.seen[f"change {stage} {budget}"] = self.change(learner, mine)
+
+    def uneven(self) -> None:
+        """Rank 0 runs idle micro-batches, and has fewer pieces of the projection to do."""
+        for stage in (0, 3):
+            learner = self.learner(zero_stage=stage, token_budget=48, logprob_chunk=8)
+            mine = lopsided(random_batch(), self.rank)
+            self.seen[f"uneven {stage}"] = self.change(learner, mine)
+            self.seen[f"uneven score {stage}"] = learner.score(mine)
+            nothing = take(mine, np.zeros(0, np.int64)) if self.rank == 0 else mine
+            self.seen[f"empty {stage}"] = self.update(learner, nothing) is not None
+
+    def metrics(self) -> None:
+        learner = self.learner(token_budget=128)
+        result = self.update(learner, share_of(random_batch(), self.rank))
+        self.seen["metrics"] = dict(result.metrics)
+
+    def checkpoint(self) -> None:
+        for stage in (0, 2, 3):
+            folder = str(self.folder / f"checkpoint-{stage}")
+            learner = self.learner(zero_stage=stage, schedule="linear")
+            self.update(learner, share_of(random_batch(0), self.rank))
+            learner.save(folder)
+            self.update(learner, share_of(random_batch(1), self.rank))
+            self.seen[f"straight {stage}"] = read_weights(learner)
+            fresh = self.learner(zero_stage=stage, schedule="linear")
+            fresh.load(folder)
+            self.update(fresh, share_of(random_batch(1), self.rank))
+            self.seen[f"resumed {stage}"] = read_weights(fresh)
+
+    def abort(self) -> None:
+        """Only rank 1 is asked to give up."""
+        for stage in (1, 3):
+            learner = self.learner(zero_stage=stage, token_budget=48)
+            if self.rank == 1:
+                learner.abort()
+            mine = share_of(random_batch(), self.rank)
+            self.seen[f"aborted {stage}"] = self.update(learner, mine) is None
+            self.seen[f"after abort {stage}"] = self.change(learner, mine)
+
+    def failure(self) -> None:
+        learner = self.learner(loss=FAILING, token_budget=48)
+        mine = share_of(random_batch(), self.rank)
+        try:
+            self.update(learner, mine)
+        except RlxError as error:
+            self.seen["error"] = str(error)
+        healthy = self.learner(loss=PPO)
+        learner._loss = healthy._loss
+        self.seen["after error"] = self.change(learner, mine)
+
+    def files(self) -> None:
+        learner = self.learner(zero_stage=3)
+        written = learner.write_weights(str(self.folder / "weights.safetensors"), 3)
+        self.seen["written"] = written
+        learner.export(str(self.folder / "export"))
+
+
+def main(rank: int, port: int, model: str, folder: str) -> None:
+    """Entry point of a spawned rank."""
+    state = Rank(model, Path(folder), rank, port)
+    scenarios: list[Callable[[], None]] = [
+        state.stages,
+        state.uneven,
+        state.metrics,
+        state.checkpoint,
+        state.abort,
+        state.failure,
+        state.files,
+    ]
+    try:
+        for scenario in scenarios:
+            scenario()
+        torch.distributed.barrier()
+    except BaseException:
+        state.seen["traceback"] = traceback.format_exc()
+    with (Path(folder) / f"rank-{rank}.pickle").open("wb") as file:
+        pickle.dump(state.seen, file)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads sometimes abort an ordinary exit of the interpreter.
+    os._exit(0)

@@ -1,0 +1,176 @@
+"""Two DeepSpeed ranks in processes of their own do what one rank does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import learner_ranks
+import numpy as np
+import pytest
+from learner_cases import (
+    changed_by,
+    free_port,
+    random_batch,
+    relative_difference,
+    started,
+    write_model,
+)
+
+from rlx.core.engine.batches import ragged_indices
+from rlx.core.engine.weights import checksum
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+TOLERANCE = 5e-5
+Seen = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(model: str, folder: Path) -> Seen:
+    """What both ranks observed (costs a start of two processes, about 30 s)."""
+    port = free_port()
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=learner_ranks.main, args=(rank, port, model, str(folder)))
+        for rank in range(learner_ranks.WORLD)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=250)
+    stuck = [process for process in processes if process.is_alive()]
+    for process in stuck:
+        process.kill()
+        process.join()
+    assert not stuck
+    seen = []
+    for rank in range(learner_ranks.WORLD):
+        with (folder / f"rank-{rank}.pickle").open("rb") as file:
+            seen.append(pickle.load(file))
+    assert all("traceback" not in one for one in seen), seen
+    return seen
+
+
+@pytest.fixture(scope="module")
+def reference(model: str) -> dict[str, np.ndarray]:
+    return changed_by(started(model), [random_batch()])
+
+
+@pytest.mark.parametrize("budget", [4096, 48])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_ranks_make_the_update_of_one(
+    ranks: Seen, reference: dict[str, np.ndarray], stage: int, budget: int
+) -> None:
+    for seen in ranks:
+        assert relative_difference(seen[f"change {stage} {budget}"], reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_idle_micro_batches_change_nothing(
+    ranks: Seen, reference: dict[str, np.ndarray], stage: int
+) -> None:
+    for seen in ranks:
+        assert relative_difference(seen[f"uneven {stage}"], reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_rank_without_rollouts_takes_part(ranks: Seen, stage: int) -> None:
+    assert all(seen[f"empty {stage}"] for seen in ranks)
+
+
+def test_ranks_score_their_own_shares(ranks: Seen, model: str) -> None:
+    batch = random_batch()
+    learner = started(model)
+    changed_by(learner, [batch])
+    whole = learner.score(batch)
+    for rank, seen in enumerate(ranks):
+        sequences = np.arange(1) if rank == 0 else np.arange(1, batch.sequence_count)
+        expected = whole[ragged_indices(batch.action_lengths, sequences)]
+        np.testing.assert_allclose(seen["uneven score 0"], expected, atol=1e-3)
+
+
+def test_metrics_of_every_rank_are_those_of_the_whole_batch(ranks: Seen, model: str) -> None:
+    result = started(model).update([random_batch()], step=0)
+    assert result is not None
+    for seen in ranks:
+        assert seen["metrics"].keys() == result.metrics.keys()
+        for name, value in result.metrics.items():
+            if not name.startswith("memory/"):
+                assert seen["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_two_ranks_resume_bit_by_bit(ranks: Seen, stage: int) -> None:
+    for seen in ranks:
+        straight, resumed = seen[f"straight {stage}"], seen[f"resumed {stage}"]
+        assert all((straight[name] == resumed[name]).all() for name in straight)
+
+
+def test_checkpoint_of_two_ranks_is_refused_by_one(ranks: Seen, model: str, folder: Path) -> None:
+    from rlx.core.errors import EngineError
+
+    with pytest.raises(EngineError, match=r"set learner\.ranks: 2"):
+        started(model, zero_stage=2).load(str(folder / "checkpoint-2"))
+
+
+def test_checkpoint_of_two_ranks_without_zero_is_resumed_by_one(
+    ranks: Seen, model: str, folder: Path
+) -> None:
+    learner = started(model, zero_stage=0, schedule="linear")
+    learner.load(str(folder / "checkpoint-0"))
+    changed_by(learner, [random_batch(1)])
+    from learner_cases import read_weights
+
+    ours, theirs = read_weights(learner), ranks[0]["straight 0"]
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_abort_of_one_rank_is_an_abort_of_all(
+    ranks: Seen, reference: dict[str, np.ndarray], stage: int
+) -> None:
+    for seen in ranks:
+        assert seen[f"aborted {stage}"]
+        assert relative_difference(seen[f"after abort {stage}"], reference) < TOLERANCE
+
+
+def test_error_of_one_rank_is_raised_by_all_and_changes_nothing(
+    ranks: Seen, reference: dict[str, np.ndarray]
+) -> None:
+    for seen in ranks:
+        assert "ValueError: only here" in seen["error"]
+        assert relative_difference(seen["after error"], reference) < TOLERANCE
+
+
+def test_gathered_weights_are_written_once_and_whole(ranks: Seen, model: str, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    assert ranks[1]["written"] is None
+    written = ranks[0]["written"]
+    tensors = load_file(written.path)
+    assert checksum(tensors.items()) == written.checksum
+    original = load_file(Path(model) / "model.safetensors")
+    assert tensors.keys() == original.keys()
+    assert all((tensors[name] == original[name]).all() for name in original)
+
+
+def test_export_of_sharded_weights_loads(ranks: Seen, model: str, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    exported: Any = AutoModelForCausalLM.from_pretrained(folder / "export")
+    original: Any = AutoModelForCausalLM.from_pretrained(model)
+    pairs = zip(exported.parameters(), original.parameters(), strict=True)
+    assert all((ours == theirs).all() for ours, theirs in pairs)
