@@ -22,6 +22,14 @@ def digits(sample):
     return sum(c.isdigit() for c in sample.response) / max(len(sample.response), 1)
 
 
+def slow_digits(sample):
+    """The same, after a while: a run with it is nearly always waiting for rewards."""
+    import time
+
+    time.sleep(0.5)
+    return digits(sample)
+
+
 def broken(sample):
     raise RuntimeError("no reward today")
 

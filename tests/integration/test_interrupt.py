@@ -46,15 +46,22 @@ def test_signal_ends_the_run_with_a_checkpoint(
     assert step_of(checkpoint) == metrics(workspace / "out")[-1]["step"]
 
 
-def test_run_resumes_after_a_signal_as_if_it_had_not_been_stopped(workspace: Path):
-    process = start(workspace, arguments("parts", steps=MANY, runtime="inline", engine="vllm"))
-    wait_for_step(workspace, workspace / "parts", 4)
+@pytest.mark.parametrize("reward", ["digits", "slow_digits"])
+def test_run_resumes_after_a_signal_as_if_it_had_not_been_stopped(workspace: Path, reward: str):
+    """Whatever the run was doing: `slow_digits` makes it the middle of a step's rollouts."""
+
+    def words(output: str, steps: int) -> list[str]:
+        plain = arguments(output, steps=steps, runtime="inline", engine="transformers")
+        return [word.replace("mypkg:digits", f"mypkg:{reward}") for word in plain]
+
+    process = start(workspace, words("parts", MANY))
+    wait_for_step(workspace, workspace / "parts", 2)
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     process.wait(30)
     steps = metrics(workspace / "parts")[-1]["step"] + 2
-    words = arguments("parts", steps=steps, runtime="inline", engine="vllm")
-    run(workspace, [*words, "--resume"])
-    run(workspace, arguments("whole", steps=steps, runtime="inline", engine="vllm"))
+    run(workspace, [*words("parts", steps), "--resume"])
+    run(workspace, words("whole", steps))
     assert metrics(workspace / "parts") == metrics(workspace / "whole")
     assert weights(workspace / "parts") == weights(workspace / "whole")
 

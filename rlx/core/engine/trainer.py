@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
@@ -83,6 +84,9 @@ class Trainer:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self._saved_step: int | None = None
+        # While a step is under way: the state that a resumed run needs to begin it again, with
+        # the same tasks and seeds.
+        self._before_step: dict[str, Any] | None = None
         self._phase = "idle"
         self._times: dict[str, float] = {}
         self._step_task: asyncio.Task[None] | None = None
@@ -111,6 +115,7 @@ class Trainer:
         """
         started = time.perf_counter()
         self._times = {}
+        self._before_step = copy.deepcopy(self._state())
         with self._timed("rollout"):
             collected = await self._collector.collect(self._config.rollout.groups)
         batch = make_batch(collected.groups)
@@ -124,6 +129,7 @@ class Trainer:
             self._phase = "idle"
             raise RunInterrupted(self._stop_reason or "the update was given up")
         self.step += 1
+        self._before_step = None
         with self._timed("publish"):
             await self._publisher.publish(self._learner, self._engine, version=self.step)
         numbers = merge(advantages, update.metrics)
@@ -263,7 +269,7 @@ class Trainer:
         path = await save_checkpoint(
             self._run.checkpoints,
             self.step,
-            self._state(),
+            self._before_step or self._state(),
             self._write_model,
             keep=self._config.checkpoint.keep,
             best=self._best_step(),
