@@ -73,7 +73,7 @@ def _report(result: TrainResult, settings: Settings) -> None:
     out = console()
     folder = _shown(result.folder)
     total = settings.config.steps
-    reason = f", {result.reason}" if result.reason else ""
+    reason = f", {result.reason}" if result.reason and result.steps < total else ""
     out.print(f"{result.steps} of {total} steps{reason}")
     if "reward/mean" in result.metrics:
         out.print(f"reward {result.metrics['reward/mean']:.3f} in the last step")

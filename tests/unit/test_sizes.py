@@ -1,0 +1,101 @@
+"""Arithmetic of batches and bytes, against numbers worked out by hand or measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlx.core import sizes
+from rlx.core.config import RunConfig
+from rlx.core.models import ModelInfo
+
+INFO = ModelInfo(
+    name="m",
+    folder=None,
+    architecture="LlamaForCausalLM",
+    vocab_size=16384,
+    context_length=256,
+    dtype="float32",
+    tied=True,
+    hidden_size=512,
+    layers=6,
+    kv_width=256,
+    parameters=26_090_000,
+    exact=True,
+)
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate(changes)
+
+
+@pytest.mark.parametrize(("budget", "measured"), [(512, 1.2), (2048, 2.02), (4096, 3.4)])
+def test_the_learner_s_memory_is_near_what_was_measured(budget: int, measured: float) -> None:
+    settings = config(learner={"token_budget": budget})
+    assert INFO.parameters is not None
+    total = sizes.training_bytes(settings, INFO, INFO.parameters)
+    total += sizes.activation_bytes(settings, INFO) + 450 * 2**20
+    assert total / 2**30 == pytest.approx(measured, rel=0.12)
+
+
+def test_checkpointing_and_chunks_save_memory() -> None:
+    plain = sizes.activation_bytes(config(), INFO)
+    light = config(learner={"gradient_checkpointing": True, "logprob_chunk": 256})
+    assert sizes.activation_bytes(light, INFO) < plain / 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "micro_batches"),
+    [
+        ({}, 8),  # 128 rollouts of 256 tokens, 16 in a micro-batch of 4096
+        ({"learner": {"minibatch_size": 32}}, 2),
+        ({"learner": {"ranks": 4}}, 2),
+        ({"learner": {"token_budget": 16}}, 128),  # a longer sequence is a micro-batch of its own
+    ],
+)
+def test_micro_batches_follow_from_the_token_budget(
+    changes: dict[str, Any], micro_batches: int
+) -> None:
+    assert sizes.batch_sizes(config(**changes), 256).micro_batches == micro_batches
+
+
+@pytest.mark.parametrize(
+    ("data", "rollout", "longest"),
+    [
+        ({}, {}, 1000),
+        ({}, {"context_length": 500}, 500),
+        ({"max_prompt_tokens": 100}, {"max_new_tokens": 50}, 150),
+        ({"max_prompt_tokens": 990}, {"max_new_tokens": 50}, 1000),
+    ],
+)
+def test_the_longest_sequence(data: dict[str, Any], rollout: dict[str, Any], longest: int) -> None:
+    assert sizes.longest_sequence(config(data=data, rollout=rollout), 1000) == longest
+
+
+@pytest.mark.parametrize(
+    ("learner", "expected"),
+    [
+        ({}, 0),
+        ({"dtype": "bfloat16"}, 1),
+        ({"ranks": 2}, 1),
+        ({"zero_stage": 3, "ranks": 2}, 3),
+    ],
+)
+def test_the_zero_stage_that_is_taken_by_itself(learner: dict[str, Any], expected: int) -> None:
+    assert sizes.zero_stage(config(learner=learner), INFO) == expected
+
+
+def test_bytes_of_training_one_parameter() -> None:
+    for learner, expected in (
+        ({}, 16),  # weight 4, gradient 4, moments 8
+        ({"dtype": "bfloat16"}, 16),  # 2, 2, 8 and a master copy 4
+        ({"ranks": 4, "zero_stage": 1}, 4 + 4 + 2),
+        ({"ranks": 4, "zero_stage": 2}, 4 + 1 + 2),
+        ({"ranks": 4, "zero_stage": 3}, 1 + 1 + 2),
+    ):
+        assert sizes.training_bytes(config(learner=learner), INFO, 1000) == expected * 1000
+
+
+def test_keys_and_values_of_a_token() -> None:
+    assert sizes.kv_bytes_per_token(INFO, "bfloat16") == 2 * 6 * 256 * 2
