@@ -29,6 +29,7 @@ COMMANDS = {
     "plugins": ("rlx.cli.plugins:app", "List, show, check and create components and plugins."),
     "eval": ("rlx.cli.eval:app", "Evaluate a model, a run or a checkpoint: pass@k."),
     "runs": ("rlx.cli.runs:app", "List and look at runs on disk."),
+    "serve-reward": ("rlx.cli.serve_reward:app", "Serve rewards or a reward model over HTTP."),
     "export": ("rlx.cli.export:app", "Write a checkpoint as a Hugging Face folder."),
 }
 """Name → where its Typer app is, and the line that `rlx --help` shows."""

@@ -50,7 +50,9 @@ def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Mac
             Role(
                 name=f"rewards-{number}",
                 what=", ".join(ref.name for ref, _ in selection.rewards) or "no reward",
-                cpus=1,
+                cpus=(config.runtime.cpus or machine.cpus)
+                if "reward_model" in selection.requires
+                else 1,
                 memory=_PROCESS["rewards"] * _MIB,
                 detail="without what a reward itself loads",
             )

@@ -24,8 +24,6 @@ from rlx.core.preflight_folder import check_folder
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
 
-_UNAVAILABLE = {"reward_model": "a reward model"}
-"""Requirements that this version's engine can't serve."""
 _INSTALL = {
     "torch": "pip install torch",
     "transformers": "pip install transformers",
@@ -122,13 +120,13 @@ def check_modules(case: Case) -> Iterator[Finding]:
 def check_requirements(case: Case) -> Iterator[Finding]:
     """The engine can serve what the components require."""
     by = case.selection.required_by
-    for requirement, thing in _UNAVAILABLE.items():
-        if names := by.get(requirement):
-            yield _error(
-                f"{_names(names)} requires {thing}, which this version of rlx does not have",
-                _key(names),
-                "a component that works without (`rlx plugins list` shows what each requires)",
-            )
+    holders = by.get("reward_model", ())
+    if holders and not any(name.startswith("reward ") for name in holders):
+        yield _error(
+            f"{_names(holders)} requires a reward model, and no reward has one",
+            _key(holders),
+            "a reward that loads one: `--reward model --set rewards.0.model=FOLDER`",
+        )
     if case.config.rollout.group_size == 1 and (names := by.get("groups")):
         yield _error(
             f"{_names(names)} compares the rollouts of a task, and a group has only one",

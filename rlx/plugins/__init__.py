@@ -48,6 +48,7 @@ _REWARDS: Final = (
     "stop_properly",
     "code",
 )
+_REWARD_CLASSES: Final = {"model": "Model", "judge": "Judge", "remote": "Remote"}
 _REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
 _AGENTS: Final = ("single_turn", "retry")
 _SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
@@ -77,6 +78,8 @@ def rlx_register_corrections(registry: Registrar) -> None:
 @hookimpl
 def rlx_register_rewards(registry: Registrar) -> None:
     _add_functions(registry, _REWARDS)
+    for name, attribute in _REWARD_CLASSES.items():
+        registry.add(name, f"rlx.plugins.rewards.{name}:{attribute}")
 
 
 @hookimpl

@@ -100,10 +100,11 @@ def test_one_rollout_per_group_is_refused_where_groups_are_compared(folder: Path
     assert "--group-size 8" in str(caught.fix)
 
 
-def test_what_the_engine_cannot_serve_is_said_plainly(folder: Path) -> None:
+def test_who_wants_a_reward_model_needs_a_reward_that_has_one(folder: Path) -> None:
     caught = error(folder, chosen=selection(reward_model=("estimator 'e'", "loss 'l'")))
     assert "estimator 'e' and loss 'l' requires" in caught.what
     assert caught.where == "estimator"
+    assert run(folder, chosen=selection(reward_model=("estimator 'e'", "reward 'model'"))) == []
 
 
 @pytest.mark.parametrize(("size", "near"), [(7, "8"), (129, "128"), (1000, "128"), (100, "64")])

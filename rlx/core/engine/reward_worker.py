@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlx.core.engine.interfaces import RewardReply
@@ -45,7 +46,7 @@ class RewardWorker:
         self._backoff = backoff
         self._threads = DaemonThreads("rlx-reward")
         self._calls: list[RewardCall] = []
-        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        self._slots: _Slots | None = None
 
     def start(self) -> Mapping[str, Any]:
         """Import the components; raises what goes wrong there."""
@@ -79,10 +80,10 @@ class RewardWorker:
                 "workers under Ray, where a worker that hangs is replaced."
             )
         table: list[list[RewardReply | None]] = [[None] * len(self._calls) for _ in samples]
-        slots = self._semaphore()
+        slots = self._own_slots()
 
         async def one(column: int, call: RewardCall, rows: list[int]) -> None:
-            async with slots:
+            async with slots.turn[column], slots.any:
                 replies = await call.reply([samples[row] for row in rows])
             for row, reply in zip(rows, replies, strict=True):
                 table[row][column] = reply
@@ -92,6 +93,11 @@ class RewardWorker:
                 for rows in call.split(samples):
                     running.create_task(one(column, call, rows))
         return [[reply for reply in row if reply is not None] for row in table]
+
+    @property
+    def serial(self) -> bool:
+        """Whether some reward's calls run one at a time."""
+        return any(_one_at_a_time(call) for call in self._calls)
 
     def stuck(self) -> int:
         """Calls that were given up and still run; at `concurrency` replace the worker."""
@@ -109,8 +115,31 @@ class RewardWorker:
     def stop(self) -> None:
         self._threads.close()
 
-    def _semaphore(self) -> asyncio.Semaphore:
+    def _own_slots(self) -> _Slots:
         loop = asyncio.get_running_loop()
-        if self._slots is None or self._slots[0] is not loop:  # inline: one loop per asyncio.run
-            self._slots = (loop, asyncio.Semaphore(self._concurrency))
-        return self._slots[1]
+        if self._slots is None or self._slots.loop is not loop:  # inline: a loop per asyncio.run
+            self._slots = _Slots(
+                loop=loop,
+                any=asyncio.Semaphore(self._concurrency),
+                turn=[
+                    asyncio.Semaphore(1 if _one_at_a_time(call) else self._concurrency)
+                    for call in self._calls
+                ],
+            )
+        return self._slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slots:
+    """What a call needs before its time starts to run."""
+
+    loop: asyncio.AbstractEventLoop
+    any: asyncio.Semaphore
+    """Of all rewards together."""
+    turn: list[asyncio.Semaphore]
+    """Of each reward."""
+
+
+def _one_at_a_time(call: RewardCall) -> bool:
+    """A model takes all cores (or the GPU) for one call; a second one would only make both late."""
+    return "reward_model" in call.bound.requires

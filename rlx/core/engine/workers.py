@@ -33,6 +33,7 @@ def engine_spec(config: RunConfig, model: str, *, context_length: int, dtype: st
     threads = threads_of(config)
     return WorkerSpec(
         name="engine",
+        role="rollout",
         target=_ENGINES[config.rollout.engine],
         kwargs={
             "model": model,
@@ -131,6 +132,9 @@ def _rank_specs(
     return [
         WorkerSpec(
             name=f"{name}-{rank}",
+            role=name,
+            rank=rank,
+            world=ranks,
             target=target,
             kwargs={**own, **common, "rank": rank},
             env=_thread_env(threads),
@@ -143,6 +147,7 @@ def reference_spec(config: RunConfig, model: str, *, dtype: str) -> WorkerSpec:
     threads = threads_of(config)
     return WorkerSpec(
         name="reference",
+        role="scorer",
         target=_SCORER,
         kwargs={
             "model": model,
@@ -155,9 +160,14 @@ def reference_spec(config: RunConfig, model: str, *, dtype: str) -> WorkerSpec:
 
 
 def reward_specs(config: RunConfig, selection: Selection) -> list[WorkerSpec]:
+    # A reward that holds a model has a phase of its own; others are small and run beside them.
+    threads = threads_of(config) if "reward_model" in selection.requires else 1
     return [
         WorkerSpec(
             name=f"rewards-{number}",
+            role="reward",
+            rank=number,
+            world=config.reward.workers,
             target=_REWARDS,
             kwargs={
                 "rewards": selection.rewards,
@@ -166,7 +176,7 @@ def reward_specs(config: RunConfig, selection: Selection) -> list[WorkerSpec]:
                 "retries": config.reward.retries,
                 "backoff": config.reward.retry_backoff,
             },
-            env=_thread_env(1),
+            env=_thread_env(threads),
             cpus=0.0,
         )
         for number in range(config.reward.workers)
