@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlx.core.config import RunConfig
 from rlx.core.engine.rewards import RewardRunner
-from rlx.core.engine.runtime import InlineRuntime, RayRuntime, Runtime, Worker, WorkerSpec
+from rlx.core.engine.runtime import (
+    InlineRuntime,
+    RayRuntime,
+    Runtime,
+    Worker,
+    WorkerHooks,
+    WorkerSpec,
+)
+from rlx.core.plugins import PluginSystem
 from rlx.core.selection import Selection
 
 
@@ -17,7 +26,8 @@ class Crew:
     """Starts workers side by side under Ray, one after the other in one process.
 
     Args:
-        logs: folder for what Ray's workers print.
+        plugins: whose `rlx_on_worker_start` every worker calls.
+        folder: of the run; what Ray's workers print goes to its `logs/`.
         status: told what is being waited for.
     """
 
@@ -26,12 +36,19 @@ class Crew:
         config: RunConfig,
         selection: Selection,
         *,
-        logs: Path,
+        plugins: PluginSystem,
+        folder: Path,
         status: Callable[[str], None],
     ) -> None:
         self._config = config
         self._selection = selection
-        self._logs = logs
+        self._logs = folder / "logs"
+        self._hooks = WorkerHooks(
+            disable=tuple(config.plugins.disable),
+            search_path=tuple(str(path) for path in plugins.search_path),
+            rlxfile=plugins.rlxfile is not None,
+            run_folder=str(folder),
+        )
         self._status = status
         self._runtime: Runtime | None = None
         self.facts: dict[str, Any] = {}
@@ -39,6 +56,7 @@ class Crew:
 
     async def start(self, specs: Sequence[WorkerSpec]) -> dict[str, Worker]:
         """Start all workers and return them by name."""
+        specs = [dataclasses.replace(spec, hooks=self._hooks) for spec in specs]
         self._runtime = runtime = await self._open_runtime(len(specs))
         waiting = {spec.name for spec in specs}
 
@@ -66,11 +84,12 @@ class Crew:
     ) -> RewardRunner:
         """The rewards, with new workers for those that hang or die."""
         running = [started[spec.name] for spec in specs]
+        renewed = [dataclasses.replace(spec, hooks=self._hooks) for spec in specs]
 
         async def replace(number: int) -> Worker:
             assert self._runtime is not None
             await self._runtime.end(running[number])
-            running[number] = await self._runtime.start(specs[number])
+            running[number] = await self._runtime.start(renewed[number])
             await running[number].call("start")
             return running[number]
 

@@ -157,7 +157,7 @@ async def _run(
 ) -> Evaluation:
     signals: list[int] = []
     timers = _cancel_on_signal(signals)
-    crew = Crew(job.config, job.selection, logs=folder / "logs", status=status)
+    crew = Crew(job.config, job.selection, plugins=job.plugins, folder=folder, status=status)
     try:
         return await _evaluate(job, crew, status, progress)
     except asyncio.CancelledError:

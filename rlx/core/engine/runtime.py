@@ -22,6 +22,8 @@ from typing import Any, Protocol, TypeVar
 
 from rlx.core.config import RuntimeConfig
 from rlx.core.errors import EngineError
+from rlx.core.hook_types import WorkerContext
+from rlx.core.plugins import start_worker
 
 _THREADS = {
     # Phases take turns on the same cores: a worker that waits must not spin.
@@ -31,6 +33,22 @@ _THREADS = {
     "OMP_DYNAMIC": "false",
     "MKL_DYNAMIC": "false",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHooks:
+    """The driver's choice of plugins, for `rlx_on_worker_start` in the worker's process."""
+
+    disable: tuple[str, ...]
+    search_path: tuple[str, ...]
+    rlxfile: bool
+    run_folder: str
+
+    def run(self, role: str, rank: int, world: int) -> None:
+        context = WorkerContext(role=role, rank=rank, world_size=world, run_folder=self.run_folder)
+        start_worker(
+            context, disable=self.disable, search_path=self.search_path, rlxfile=self.rlxfile
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +63,11 @@ class WorkerSpec:
     gpus: float = 0.0
     beside: str | None = None
     """Name of a worker that was started before, whose process and thread this one shares."""
+    role: str = "worker"
+    """`rollout`, `learner`, `critic`, `scorer` or `reward`: what hooks are told."""
+    rank: int = 0
+    world: int = 1
+    hooks: WorkerHooks | None = None
 
 
 class Worker(Protocol):
@@ -84,13 +107,15 @@ class WorkerHost:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._objects: dict[str, Any] = {}
 
-    async def construct(self, worker: str, target: str, kwargs: Mapping[str, Any]) -> None:
+    async def construct(self, spec: WorkerSpec) -> None:
         def make() -> Any:
-            module, _, name = target.partition(":")
-            return getattr(importlib.import_module(module), name)(**kwargs)
+            if spec.hooks is not None:
+                spec.hooks.run(spec.role, spec.rank, spec.world)
+            module, _, name = spec.target.partition(":")
+            return getattr(importlib.import_module(module), name)(**spec.kwargs)
 
         loop = asyncio.get_running_loop()
-        self._objects[worker] = await loop.run_in_executor(self._thread, make)
+        self._objects[spec.name] = await loop.run_in_executor(self._thread, make)
 
     async def call(
         self, worker: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -151,7 +176,7 @@ class InlineRuntime:
         os.environ.update(spec.env)
         neighbour = _neighbour(self._workers, spec)
         host = neighbour.host if neighbour else WorkerHost(spec.name)
-        await host.construct(spec.name, spec.target, spec.kwargs)
+        await host.construct(spec)
         worker = InlineWorker(spec.name, host)
         self._workers.append(worker)
         return worker
@@ -179,8 +204,8 @@ class ActorHost(WorkerHost):
     ) -> Any:
         return await _picklable_errors(super().call(worker, method, args, kwargs))
 
-    async def construct(self, worker: str, target: str, kwargs: Mapping[str, Any]) -> None:
-        await _picklable_errors(super().construct(worker, target, kwargs))
+    async def construct(self, spec: WorkerSpec) -> None:
+        await _picklable_errors(super().construct(spec))
 
     async def stream(  # type: ignore[override]
         self, worker: str, method: str, args: Sequence[Any]
@@ -305,8 +330,7 @@ class RayRuntime:
         neighbour = _neighbour(self._workers, spec)
         worker = RayWorker(spec.name, neighbour.actor if neighbour else self._actor(spec))
         self._workers.append(worker)
-        construct = worker.actor.construct.remote(spec.name, spec.target, dict(spec.kwargs))
-        await worker._await(construct, "start")
+        await worker._await(worker.actor.construct.remote(spec), "start")
         return worker
 
     def _actor(self, spec: WorkerSpec) -> Any:

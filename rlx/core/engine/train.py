@@ -188,7 +188,8 @@ class _Session:
         self._crew = Crew(
             plan.config,
             plan.selection,
-            logs=self._folder / "logs",
+            plugins=plan.plugins,
+            folder=self._folder,
             status=self._reporter.status,
         )
         self._trainer: Trainer | None = None
@@ -374,7 +375,7 @@ class _Session:
             self._folder,
             config=self._config,
             components=self._plan.selection.manifest(),
-            plugins=self._plan.plugins.manifest(),
+            plugins=self._plan.plugins.manifest(self._plan.selection.components),
             facts={
                 **facts,
                 "tasks": len(self._plan.tasks.tasks),
