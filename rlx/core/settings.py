@@ -217,10 +217,8 @@ def _apply_set(tree: Tree, text: str) -> None:
 def _recipe(*, model: Any, data: Any) -> Mapping[str, Any]:
     """The part of the embedded recipe that fits: its task's settings with the embedded task, its
     model's settings with the embedded model."""
-    path = package_files("rlx.embedded") / "recipe.yaml"
-    if not path.is_file():
-        return {}
-    whole, _ = parse_file(path.read_text(encoding="utf-8"), "rlx/embedded/recipe.yaml")
+    text = (package_files("rlx.embedded") / "recipe.yaml").read_text(encoding="utf-8")
+    whole, _ = parse_file(text, "rlx/embedded/recipe.yaml")
     return {
         key: value
         for key, value in whole.items()

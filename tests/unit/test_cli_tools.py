@@ -15,7 +15,7 @@ import pytest
 from model_folder import LLAMA, make_model
 
 from rlx.cli import doctor, doctor_checks
-from rlx.cli.main import main
+from rlx.cli.main import _exit_code
 from rlx.core.config import RunConfig
 from rlx.core.machine import Gpu, Machine
 from rlx.core.models import model_info
@@ -39,11 +39,9 @@ def rlx(
 
     def run(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["rlx", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
+        code = _exit_code()
         output = capsys.readouterr()
-        code = caught.value.code
-        return (code if isinstance(code, int) else 0), output.out, output.err
+        return code, output.out, output.err
 
     return run
 

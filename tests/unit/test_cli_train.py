@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from model_folder import LLAMA, make_model
 
-from rlx.cli.main import main
+from rlx.cli.main import _exit_code
 from rlx.core.config import RunConfig
 from rlx.core.errors import ComponentError, EngineError
 from rlx.core.settings import load_settings
@@ -62,11 +62,9 @@ def rlx(
 ) -> Callable[..., Outcome]:
     def run(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["rlx", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
+        code = _exit_code()
         output = capsys.readouterr()
-        code = caught.value.code
-        return (code if isinstance(code, int) else 0), output.out, output.err
+        return code, output.out, output.err
 
     return run
 
