@@ -19,7 +19,7 @@ from rich.table import Table
 from rlx.cli.export import find_checkpoint
 from rlx.cli.output import console, next_step, print_warning
 from rlx.core.config import RunConfig, SourceConfig
-from rlx.core.errors import UsageError
+from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.run import CONFIG_NAME, EVALS_NAME
 from rlx.core.settings import Settings, load_settings
 
@@ -145,12 +145,19 @@ def find_target(source: str | None, root: Path) -> Target:
     """Say what a user means by a name: a run, a checkpoint of one, or a model.
 
     Raises:
-        UsageError: a run without a checkpoint.
+        UsageError: a run without a checkpoint, or nothing of that name in a folder that exists.
     """
     if source is None:
         return Target(model=None)
     folder = Path(source) if Path(source).exists() else root / source
     if not (folder / CONFIG_NAME).is_file() and not (folder / "model" / "config.json").is_file():
+        if "/" in source and not folder.exists() and Path(source).parent.is_dir():
+            siblings = [path.name for path in Path(source).parent.iterdir()]
+            raise UsageError(
+                f"there is no model, run or checkpoint {source}",
+                where=_SOURCE,
+                fix=did_you_mean(Path(source).name, siblings) or "`rlx runs list` shows the runs",
+            )
         return Target(model=source)
     checkpoint = find_checkpoint(source, root)
     run = checkpoint.parent.parent
@@ -175,14 +182,14 @@ def _settings(
         names=FLAGS,
     )
     config = settings.config
-    if config.eval.sources:
-        return settings
-    sources = config.data.sources or [SourceConfig(path=config.data.path)]
-    if config.data.path == "embedded" and not config.data.sources:
+    sources = config.eval.sources
+    if not sources and config.data.path == "embedded" and not config.data.sources:
         sources = [SourceConfig(path="embedded", split="test")]
-    else:
+    elif not sources:
         print_warning("no evaluation data is given: this is the training data", "--data FILE")
-    eval_ = config.eval.model_copy(update={"sources": sources})
+        sources = config.data.sources or [SourceConfig(path=config.data.path)]
+    new_tokens = config.eval.max_new_tokens or config.rollout.max_new_tokens
+    eval_ = config.eval.model_copy(update={"sources": sources, "max_new_tokens": new_tokens})
     return Settings(
         config=config.model_copy(update={"eval": eval_}),
         origins=settings.origins,

@@ -392,7 +392,6 @@ RULES: tuple[Rule, ...] = (
 )
 EVAL_RULES: tuple[Rule, ...] = (
     check_modules,
-    check_length,
     check_engine,
     check_rewards,
     check_evaluation,

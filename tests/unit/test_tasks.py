@@ -179,3 +179,10 @@ def test_the_embedded_task_loads(tmp_path: Path) -> None:
     assert (len(found.tasks), found.sources[0].name) == (50, "embedded")
     assert found.tasks[7].id == "embedded/7"
     assert isinstance(found.tasks[7].label, str)
+
+
+def test_a_line_of_a_hundred_megabytes_is_a_prompt_too_long(tmp_path: Path) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "lorem ipsum " * (100 * 2**20 // 12)}, {"prompt": "b"}]
+    found = load(tmp_path, rows, limit=1000)
+    assert [task.id for task in found.tasks] == ["data/0", "data/2"]
+    assert found.skipped_too_long == 1
