@@ -131,7 +131,8 @@ def _print_totals(
         return
     total = sum(known)
     weights = sizes.weight_bytes(info.parameters, sizes.learner_dtype(config, info))
-    checkpoint = sizes.checkpoint_bytes(config, info, info.parameters)
+    critic = any(role.name.startswith("critic") for role in placed)
+    checkpoint = sizes.checkpoint_bytes(config, info, info.parameters, critic=critic)
     out.print(
         f"in all about {sizes.gib(total)} of {sizes.gib(machine.memory)} "
         f"({sizes.gib(machine.memory_available)} free), {machine.cpus} CPUs, {gpus}"

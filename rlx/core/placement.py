@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,9 +44,10 @@ def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Mac
             memory=_PROCESS["driver"] * _MIB,
             detail="",
         ),
-        *_learners(config, info, machine),
+        *_learners(config, selection, info, machine),
         _engine(config, info, machine),
         *_reference(config, selection, info, machine),
+        *_critic(config, selection, info, machine),
         *(
             Role(
                 name=f"rewards-{number}",
@@ -61,8 +63,9 @@ def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Mac
     ]
 
 
-def _learners(config: RunConfig, info: ModelInfo, machine: Machine) -> Iterator[Role]:
-    threads = config.runtime.cpus or machine.cpus
+def _learners(
+    config: RunConfig, selection: Selection, info: ModelInfo, machine: Machine
+) -> Iterator[Role]:
     dtype, stage = sizes.learner_dtype(config, info), sizes.zero_stage(config, info)
     memory, detail = None, f"{dtype}, ZeRO {stage}"
     if info.parameters is not None:
@@ -74,10 +77,39 @@ def _learners(config: RunConfig, info: ModelInfo, machine: Machine) -> Iterator[
         yield Role(
             name=f"learner-{rank}",
             what=f"trains the policy (rank {rank} of {config.learner.ranks})",
-            cpus=max(threads // config.learner.ranks, 1),
+            cpus=_rank_threads(config, selection, machine),
             memory=memory,
             detail=detail,
         )
+
+
+def _critic(
+    config: RunConfig, selection: Selection, info: ModelInfo, machine: Machine
+) -> Iterator[Role]:
+    if "values" not in selection.requires:
+        return
+    beside = config.critic.placement == "colocated"
+    memory = None
+    if info.parameters is not None:  # the head has one output in place of the vocabulary
+        held = sizes.training_bytes(config, info, info.parameters)
+        work = sizes.activation_bytes(config, dataclasses.replace(info, vocab_size=1))
+        memory = held + work + (0 if beside else _PROCESS["learner"] * _MIB)
+    for rank in range(config.learner.ranks):
+        place = f"in learner-{rank}'s process" if beside else "trains while the policy does"
+        yield Role(
+            name=f"critic-{rank}",
+            what=f"trains values from {config.critic.model or 'the starting weights'}",
+            cpus=_rank_threads(config, selection, machine),
+            memory=memory,
+            detail=f"{place}; wanted by {' and '.join(selection.required_by['values'])}",
+        )
+
+
+def _rank_threads(config: RunConfig, selection: Selection, machine: Machine) -> int:
+    """A critic that is apart trains at the same time as the policy, with half of the threads."""
+    apart = "values" in selection.requires and config.critic.placement == "apart"
+    shares = config.learner.ranks * (2 if apart else 1)
+    return max((config.runtime.cpus or machine.cpus) // shares, 1)
 
 
 def _engine(config: RunConfig, info: ModelInfo, machine: Machine) -> Role:

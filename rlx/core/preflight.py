@@ -7,20 +7,17 @@ instead; a `warning` is printed and the run goes on.
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Mapping
 
 from rlx.core import sizes
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
-from rlx.core.machine import SHARED_MEMORY, find_gpus
+from rlx.core.machine import find_gpus
 from rlx.core.models import ModelInfo, model_info
+from rlx.core.preflight_case import Case, Finding, Rule, error, warning
+from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
-from rlx.core.preflight_folder import check_folder
+from rlx.core.preflight_folder import check_output
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
 
@@ -31,30 +28,6 @@ _INSTALL = {
     "ray": "`pip install ray`, or run in one process with `--runtime inline`",
     "vllm": "`pip install 'rlx[cpu]'` or `'rlx[gpu]'`, or choose `--engine transformers`",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong, or has no effect."""
-
-    level: Literal["error", "warning"]
-    what: str
-    key: str
-    """Setting that it is about."""
-    fix: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What the rules look at."""
-
-    config: RunConfig
-    selection: Selection
-    info: ModelInfo
-    resume: bool
-
-
-Rule: TypeAlias = Callable[[Case], Iterator[Finding]]
 
 
 def check(
@@ -96,14 +69,6 @@ def _usage_error(errors: list[Finding], origins: Mapping[str, str]) -> UsageErro
     return UsageError("\n".join([f"{len(errors)} settings don't fit together", *lines]))
 
 
-def _error(what: str, key: str, fix: str) -> Finding:
-    return Finding(level="error", what=what, key=key, fix=fix)
-
-
-def _warning(what: str, key: str, fix: str) -> Finding:
-    return Finding(level="warning", what=what, key=key, fix=fix)
-
-
 def check_modules(case: Case) -> Iterator[Finding]:
     """The libraries that the chosen engine and runtime need are installed."""
     config = case.config
@@ -114,7 +79,7 @@ def check_modules(case: Case) -> Iterator[Finding]:
         wanted["vllm"] = "rollout.engine"
     for module, key in wanted.items():
         if importlib.util.find_spec(module) is None:
-            yield _error(f"{module} is not installed", key, _INSTALL[module])
+            yield error(f"{module} is not installed", key, _INSTALL[module])
 
 
 def check_requirements(case: Case) -> Iterator[Finding]:
@@ -122,13 +87,13 @@ def check_requirements(case: Case) -> Iterator[Finding]:
     by = case.selection.required_by
     holders = by.get("reward_model", ())
     if holders and not any(name.startswith("reward ") for name in holders):
-        yield _error(
+        yield error(
             f"{_names(holders)} requires a reward model, and no reward has one",
             _key(holders),
             "a reward that loads one: `--reward model --set rewards.0.model=FOLDER`",
         )
     if case.config.rollout.group_size == 1 and (names := by.get("groups")):
-        yield _error(
+        yield error(
             f"{_names(names)} compares the rollouts of a task, and a group has only one",
             "rollout.group_size",
             "`--group-size 8`, or a component that does not require groups",
@@ -143,14 +108,14 @@ def check_batch(case: Case) -> Iterator[Finding]:
     if mini is not None and (mini > batch or batch % mini):
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
         near = sorted(sorted(divisors, key=lambda n: abs(n - mini))[:3])
-        yield _error(
+        yield error(
             f"a minibatch of {mini} rollouts does not divide the batch ({product})",
             "learner.minibatch_size",
             f"one of {', '.join(map(str, near))}",
         )
     share = min(mini or batch, batch)
     if share < config.learner.ranks:
-        yield _error(
+        yield error(
             f"{share} rollouts per optimizer step leave some of {config.learner.ranks} ranks idle",
             "learner.ranks",
             f"at most {share} ranks, or larger minibatches",
@@ -161,28 +126,28 @@ def check_length(case: Case) -> Iterator[Finding]:
     """Prompt and response fit the context, and the context fits model and engine."""
     rollout, data, longest = case.config.rollout, case.config.data, case.info.context_length
     if rollout.context_length and rollout.context_length > longest:
-        yield _error(
+        yield error(
             f"rollout.context_length {rollout.context_length} is beyond the model's {longest}",
             "rollout.context_length",
             f"at most {longest}",
         )
     context = min(longest, rollout.context_length or longest)
     if rollout.max_new_tokens >= context:
-        yield _error(
+        yield error(
             f"{rollout.max_new_tokens} new tokens leave no room for a prompt in a context of "
             f"{context}",
             "rollout.max_new_tokens",
             f"`--max-new-tokens {max(context // 2, 1)}`",
         )
     elif rollout.max_response_tokens and rollout.max_response_tokens < rollout.max_new_tokens:
-        yield _error(
+        yield error(
             f"a response of {rollout.max_response_tokens} tokens in all can't hold a turn of "
             f"{rollout.max_new_tokens}",
             "rollout.max_response_tokens",
             f"at least {rollout.max_new_tokens}, or fewer `--max-new-tokens`",
         )
     elif data.max_prompt_tokens and data.max_prompt_tokens + rollout.max_new_tokens > context:
-        yield _error(
+        yield error(
             f"prompts of {data.max_prompt_tokens} and {rollout.max_new_tokens} new tokens exceed "
             f"the context of {context}",
             "data.max_prompt_tokens",
@@ -196,13 +161,13 @@ def check_engine(case: Case) -> Iterator[Finding]:
     rollout = config.rollout
     gpus = len(find_gpus())
     if rollout.tensor_parallel > 1 and rollout.engine != "vllm":
-        yield _error(
+        yield error(
             f"the {rollout.engine} engine runs on one device",
             "rollout.tensor_parallel",
             "`--set rollout.tensor_parallel=1`, or `--engine vllm`",
         )
     elif gpus and rollout.tensor_parallel > gpus:
-        yield _error(
+        yield error(
             f"tensor_parallel {rollout.tensor_parallel} needs as many GPUs; there are {gpus}",
             "rollout.tensor_parallel",
             f"at most {gpus}",
@@ -211,7 +176,7 @@ def check_engine(case: Case) -> Iterator[Finding]:
     if rollout.engine == "vllm" and not gpus and token:
         longest = sizes.longest_sequence(config, info.context_length)
         if longest * token > rollout.kv_cache_gib * sizes.GIB:
-            yield _error(
+            yield error(
                 f"a KV cache of {rollout.kv_cache_gib:g} GiB does not hold one sequence of "
                 f"{longest} tokens ({sizes.gib(longest * token)})",
                 "rollout.kv_cache_gib",
@@ -232,13 +197,13 @@ def check_sampling(case: Case) -> Iterator[Finding]:
             "of the whole one"
         )
         if algorithm.old_logprobs == "rollout":
-            yield _error(
+            yield error(
                 f"{what}; with old_logprobs `rollout` every ratio would be wrong",
                 f"rollout.{key}",
                 f"`--set rollout.{key}={off:g}`, or `--set algorithm.old_logprobs=recompute`",
             )
         else:
-            yield _warning(
+            yield warning(
                 f"{what}: rollouts are slightly off policy",
                 f"rollout.{key}",
                 f"`--set rollout.{key}={off:g}` for exactness",
@@ -250,20 +215,20 @@ def check_learner(case: Case) -> Iterator[Finding]:
     config = case.config
     dtype = sizes.learner_dtype(config, case.info)
     if dtype not in ("float32", "bfloat16"):
-        yield _error(
+        yield error(
             f"the model's weights are {dtype}, which the learner can't train in",
             "learner.dtype",
             "`--set learner.dtype=bfloat16` (or float32)",
         )
     if config.runtime.kind == "inline" and config.learner.ranks > 1:
-        yield _error(
+        yield error(
             f"{config.learner.ranks} learner ranks need a process each",
             "learner.ranks",
             "`--runtime ray`, or one rank",
         )
     updates = config.steps * config.updates_per_step
     if config.learner.warmup_steps >= updates:
-        yield _warning(
+        yield warning(
             f"the warm-up of {config.learner.warmup_steps} optimizer steps is as long as the run "
             f"({updates})",
             "learner.warmup_steps",
@@ -278,7 +243,7 @@ def check_kl(case: Case) -> Iterator[Finding]:
     if kl.reference and used:
         reference = model_info(kl.reference, where="kl.reference")
         if reference.vocab_size != info.vocab_size:
-            yield _error(
+            yield error(
                 f"the reference {kl.reference} has a vocabulary of {reference.vocab_size}, the "
                 f"policy of {info.vocab_size}",
                 "kl.reference",
@@ -289,7 +254,7 @@ def check_kl(case: Case) -> Iterator[Finding]:
         value = getattr(kl, name)
         ignored = kl.coef == 0 and not (name == "reference" and used)
         if ignored and value != getattr(defaults, name):
-            yield _warning(
+            yield warning(
                 f"kl.{name} = {value} has no effect while kl.coef is 0",
                 f"kl.{name}",
                 "`--kl-coef 0.001`, or leave it out",
@@ -300,13 +265,13 @@ def check_rewards(case: Case) -> Iterator[Finding]:
     """There is something to learn from."""
     rewards = case.selection.rewards
     if not rewards:
-        yield _warning(
+        yield warning(
             "no reward is selected: only what the agent itself gives counts",
             "rewards",
             "`--reward NAME` (`rlx plugins list rewards`)",
         )
     elif all(weight == 0 for _, weight in rewards):
-        yield _error("every reward has weight 0", "rewards", "`--reward NAME:1.0`")
+        yield error("every reward has weight 0", "rewards", "`--reward NAME:1.0`")
 
 
 def check_evaluation(case: Case) -> Iterator[Finding]:
@@ -314,58 +279,7 @@ def check_evaluation(case: Case) -> Iterator[Finding]:
     context = case.info.context_length
     context = min(context, case.config.rollout.context_length or context)
     for complaint in eval_complaints(case.config, context=context):
-        yield _error(*complaint)
-
-
-def check_output(case: Case) -> Iterator[Finding]:
-    """The run folder can be written and is free, or holds what `--resume` needs."""
-    config = case.config
-    folder = config.output
-    yield from (
-        _error(what, "output", fix)
-        for what, fix in check_folder(folder, steps=config.steps, resume=case.resume)
-    )
-    place = (folder or Path("runs")).absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        yield _error(
-            f"{place} is not a folder that can be written to",
-            "output",
-            "`--output` below a folder of yours",
-        )
-        return
-    yield from _check_space(case, place)
-
-
-def _check_space(case: Case, place: Path) -> Iterator[Finding]:
-    config, parameters = case.config, case.info.parameters
-    if parameters is None:
-        return
-    one = sizes.checkpoint_bytes(config, case.info, parameters)
-    weights = sizes.weight_bytes(parameters, sizes.learner_dtype(config, case.info))
-    kept = 1 if config.checkpoint.every == 0 else config.checkpoint.keep + 1
-    free, needed = shutil.disk_usage(place).free, kept * one + weights * config.checkpoint.export
-    space = f"{place} has {sizes.gib(free)} free"
-    if free < one:
-        yield _error(
-            f"{space}; one checkpoint takes {sizes.gib(one)}",
-            "output",
-            "`--output` on a larger disk",
-        )
-    elif free < needed:
-        yield _warning(
-            f"{space}; {kept} checkpoints and the export take {sizes.gib(needed)}",
-            "checkpoint.keep",
-            "`--set checkpoint.keep=1`, or `--output` on a larger disk",
-        )
-    if SHARED_MEMORY.is_dir() and (shm := shutil.disk_usage(SHARED_MEMORY).free) < weights:
-        yield _error(
-            f"{SHARED_MEMORY} has {sizes.gib(shm)} free; publishing the weights takes "
-            f"{sizes.gib(weights)}",
-            "model",
-            "a larger /dev/shm (`docker run --shm-size`), or a smaller model",
-        )
+        yield error(*complaint)
 
 
 def _names(names: tuple[str, ...]) -> str:
@@ -385,6 +299,7 @@ RULES: tuple[Rule, ...] = (
     check_engine,
     check_sampling,
     check_learner,
+    check_critic,
     check_kl,
     check_rewards,
     check_evaluation,

@@ -1,18 +1,75 @@
-"""Whether a run folder is free, or holds what `--resume` needs."""
+"""Whether a run folder is free, or holds what `--resume` needs, and has room."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlx.core import sizes
+from rlx.core.machine import SHARED_MEMORY
+from rlx.core.preflight_case import Case, Finding, error, warning
 from rlx.core.run import CONFIG_NAME, FINISHED_NAME, METRICS_NAME, is_finished
 
 Complaint = tuple[str, str]
 """What is wrong, and what to do."""
 
 
-def check_folder(folder: Path | None, *, steps: int, resume: bool) -> Iterator[Complaint]:
+def check_output(case: Case) -> Iterator[Finding]:
+    """The run folder can be written and is free, or holds what `--resume` needs."""
+    config = case.config
+    folder = config.output
+    yield from (
+        error(what, "output", fix)
+        for what, fix in folder_complaints(folder, steps=config.steps, resume=case.resume)
+    )
+    place = (folder or Path("runs")).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        yield error(
+            f"{place} is not a folder that can be written to",
+            "output",
+            "`--output` below a folder of yours",
+        )
+        return
+    yield from _check_space(case, place)
+
+
+def _check_space(case: Case, place: Path) -> Iterator[Finding]:
+    config, parameters = case.config, case.info.parameters
+    if parameters is None:
+        return
+    critic = "values" in case.selection.requires
+    one = sizes.checkpoint_bytes(config, case.info, parameters, critic=critic)
+    weights = sizes.weight_bytes(parameters, sizes.learner_dtype(config, case.info))
+    kept = 1 if config.checkpoint.every == 0 else config.checkpoint.keep + 1
+    free, needed = shutil.disk_usage(place).free, kept * one + weights * config.checkpoint.export
+    space = f"{place} has {sizes.gib(free)} free"
+    if free < one:
+        yield error(
+            f"{space}; one checkpoint takes {sizes.gib(one)}",
+            "output",
+            "`--output` on a larger disk",
+        )
+    elif free < needed:
+        yield warning(
+            f"{space}; {kept} checkpoints and the export take {sizes.gib(needed)}",
+            "checkpoint.keep",
+            "`--set checkpoint.keep=1`, or `--output` on a larger disk",
+        )
+    if SHARED_MEMORY.is_dir() and (shm := shutil.disk_usage(SHARED_MEMORY).free) < weights:
+        yield error(
+            f"{SHARED_MEMORY} has {sizes.gib(shm)} free; publishing the weights takes "
+            f"{sizes.gib(weights)}",
+            "model",
+            "a larger /dev/shm (`docker run --shm-size`), or a smaller model",
+        )
+
+
+def folder_complaints(folder: Path | None, *, steps: int, resume: bool) -> Iterator[Complaint]:
     """Yield what stands in the way of writing a run of `steps` steps into `folder`."""
     if folder is None:
         if resume:

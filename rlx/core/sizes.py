@@ -120,11 +120,18 @@ def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int | None:
     return 2 * info.layers * info.kv_width * _BYTES.get(dtype, 2)
 
 
-def checkpoint_bytes(config: RunConfig, info: ModelInfo, parameters: int) -> int:
-    """One checkpoint on disk: weights and optimizer to continue from, and a model folder."""
+def checkpoint_bytes(
+    config: RunConfig, info: ModelInfo, parameters: int, *, critic: bool = False
+) -> int:
+    """One checkpoint on disk: weights and optimizer to continue from, and a model folder.
+
+    Args:
+        critic: whether a critic of the policy's size is trained too.
+    """
     dtype = learner_dtype(config, info)
     master = 0 if dtype == "float32" else _MASTER
-    return 2 * weight_bytes(parameters, dtype) + parameters * (_ADAM + master)
+    weights = weight_bytes(parameters, dtype)
+    return weights + (weights + parameters * (_ADAM + master)) * (2 if critic else 1)
 
 
 def gib(count: float) -> str:

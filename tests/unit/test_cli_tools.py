@@ -122,25 +122,41 @@ def test_a_gpu_engine_takes_its_share_of_the_device(model: Path) -> None:
     assert "KV cache 40.0 GiB" in placed(model, machine)["engine"].detail
 
 
-def test_roles_are_the_workers_that_a_run_starts(model: Path) -> None:
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+@pytest.mark.parametrize("estimator", ["group_norm", "gae"])
+def test_roles_are_the_workers_that_a_run_starts(
+    model: Path, estimator: str, placement: str
+) -> None:
     workers = pytest.importorskip("rlx.core.engine.workers")
     config = RunConfig.model_validate(
         {
             "model": str(model),
+            "estimator": estimator,
             "learner": {"ranks": 2},
+            "critic": {"placement": placement},
             "kl": {"coef": 0.1},
             "reward": {"workers": 2},
+            "runtime": {"cpus": 8},
         }
     )
     chosen = select(config, PluginSystem.load())
     started = [
         *workers.learner_specs(config, "m", chosen, dtype="float32"),
+        *workers.critic_specs(config, "m", chosen),
         workers.engine_spec(config, "m", context_length=64, dtype="float32"),
         workers.reference_spec(config, "m", dtype="float32"),
         *workers.reward_specs(config, chosen),
     ]
-    shown = roles(config, chosen, model_info(str(model)), MACHINE)
-    assert {spec.name for spec in started} == {role.name for role in shown} - {"driver"}
+    shown = {role.name: role for role in roles(config, chosen, model_info(str(model)), MACHINE)}
+    assert {spec.name for spec in started} == set(shown) - {"driver"}
+    for spec in started:
+        assert spec.env["OMP_NUM_THREADS"] == str(shown[spec.name].cpus)
+
+
+def test_a_critic_in_the_learner_s_process_costs_less_than_one_apart(model: Path) -> None:
+    beside = placed(model, estimator="gae")["critic-0"].memory
+    apart = placed(model, estimator="gae", critic={"placement": "apart"})["critic-0"].memory
+    assert 134_515_008 * 16 < beside < apart
 
 
 # doctor

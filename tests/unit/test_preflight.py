@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlx.core import preflight
+from rlx.core import preflight, preflight_critic
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.machine import Gpu
@@ -209,6 +209,33 @@ def test_a_reference_must_exist_and_share_the_vocabulary(
     assert error(folder, missing, chosen=chosen).where == "kl.reference"
     monkeypatch.setattr(preflight, "model_info", lambda name, where: replaced(vocab_size=99))
     assert "vocabulary of 99" in error(folder, missing, chosen=chosen).what
+
+
+NEEDS_VALUES = selection(values=("estimator 'e'",))
+
+
+def test_critic_settings_without_a_critic_are_told(folder: Path) -> None:
+    (finding,) = run(folder, {"critic": {"lr": 1e-3}})
+    assert (finding.level, finding.key) == ("warning", "critic.lr")
+    assert run(folder, {"critic": {"lr": 1e-3}}, chosen=NEEDS_VALUES) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"critic": {"minibatch_size": 7}}, "critic.minibatch_size"),
+        ({"critic": {"warmup_steps": 5}, "steps": 5}, "critic.warmup_steps"),
+        ({"critic": {"model": "/no/such"}}, "critic.model"),
+    ],
+)
+def test_a_critic_must_fit_the_run(folder: Path, changes: dict[str, Any], key: str) -> None:
+    assert error(folder, changes, chosen=NEEDS_VALUES).where == key
+
+
+def test_a_critic_must_share_the_vocabulary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_critic, "model_info", lambda name, where: replaced(vocab_size=99))
+    changes = {"critic": {"model": "x"}}
+    assert "vocabulary of 99" in error(folder, changes, chosen=NEEDS_VALUES).what
 
 
 def test_rewards_without_weight_are_refused(folder: Path) -> None:
