@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlx.core import sizes
 from rlx.core.config import RunConfig
@@ -92,7 +91,7 @@ def _critic(
     memory = None
     if info.parameters is not None:  # the head has one output in place of the vocabulary
         held = sizes.training_bytes(config, info, info.parameters)
-        work = sizes.activation_bytes(config, dataclasses.replace(info, vocab_size=1))
+        work = sizes.activation_bytes(config, replace(info, vocab_size=1))
         memory = held + work + (0 if beside else _PROCESS["learner"] * _MIB)
     for rank in range(config.learner.ranks):
         place = f"in learner-{rank}'s process" if beside else "trains while the policy does"
