@@ -90,7 +90,7 @@ def check_requirements(case: Case) -> Iterator[Finding]:
         yield error(
             f"{_names(holders)} requires a reward model, and no reward has one",
             _key(holders),
-            "a reward that loads one: `--reward model --set rewards.0.model=FOLDER`",
+            "a reward that loads one (`rlx plugins list rewards`)",
         )
     if case.config.rollout.group_size == 1 and (names := by.get("groups")):
         yield error(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlx.core.component import tags_of
 from rlx.core.config import DataConfig, LearnerConfig, RunConfig
 from rlx.core.engine import workers
 from rlx.core.engine.checkpoints import resumable_checkpoint
@@ -136,10 +137,10 @@ def prepare(
         evaluation = plan_evaluation(
             config, selection, tokenizer=tokenizer, context_length=context_length
         )
+    evaluated_tokens = evaluation.sampling.max_new_tokens if evaluation else 0
     if config.rollout.context_length is None and config.data.max_prompt_tokens is not None:
-        most = evaluation.sampling.max_new_tokens if evaluation else 0
-        needed = config.data.max_prompt_tokens + max(config.rollout.max_new_tokens, most)
-        context_length = min(context_length, needed)
+        most = max(_response_tokens(config, selection, context_length), evaluated_tokens)
+        context_length = min(context_length, config.data.max_prompt_tokens + most)
     checkpoint = resumable_checkpoint(config.output / "checkpoints") if resume else None
     return Plan(
         config=config,
@@ -156,6 +157,15 @@ def prepare(
         checkpoint=checkpoint,
         origins=origins or {},
     )
+
+
+def _response_tokens(config: RunConfig, selection: Selection, context_length: int) -> int:
+    """Most tokens after the prompt; an agent that may take several turns can fill the context."""
+    if config.rollout.max_response_tokens is not None:
+        return config.rollout.max_response_tokens
+    agent_turns = tags_of(selection.agent.load()).extra.get("max_turns")
+    single = 1 in (agent_turns, config.rollout.max_turns)
+    return config.rollout.max_new_tokens if single else context_length
 
 
 def load_tokenizer(model: str, data: DataConfig) -> Any:
