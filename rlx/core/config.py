@@ -230,7 +230,7 @@ class LearnerConfig(Part):
     token_budget: int = Field(4096, ge=16)
     """Most tokens in one micro-batch; the gradient does not depend on it."""
     row_tokens: int = Field(512, ge=8)
-    """Length of a packed row (longer sequences get a row of their own)."""
+    """Most tokens in a row of packed sequences, unless one is longer; short ones get short rows."""
     logprob_chunk: int = Field(0, ge=0)
     """Positions per chunk of the vocabulary projection, recomputed backward; 0: in one piece."""
     gradient_checkpointing: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from learner_cases import learner_arguments, random_batch, write_model
 
+import rlx.embedded
 from rlx.core.engine.batches import ragged_indices, take
 from rlx.core.engine.learner.model import PackedPolicy, examine
 from rlx.core.engine.learner.scorer import Scorer
@@ -59,6 +61,18 @@ def test_packed_logprobs_equal_unpacked_ones(
 ) -> None:
     worker = scorer(model, row_tokens=row_tokens, token_budget=token_budget)
     np.testing.assert_allclose(worker.score(random_batch()), truth, atol=1e-5)
+
+
+def test_embedded_model_packs() -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = str(Path(rlx.embedded.__file__).parent / "model")
+    batch = random_batch()
+    batch = dataclasses.replace(batch, tokens=batch.tokens % 16)
+    worker = scorer(folder, dtype="auto")
+    assert worker.start()["packed"] is True
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    np.testing.assert_allclose(worker.score(batch), one_by_one(loaded, batch), atol=2e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 50])

@@ -129,7 +129,9 @@ def load_pretrained(auto_class: Any, model: str, dtype: str) -> tuple[Any, torch
         EngineError: it can't be loaded.
     """
     from transformers import AutoConfig
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
         chosen = resolve_dtype(AutoConfig.from_pretrained(model), dtype)
         loaded = auto_class.from_pretrained(model, dtype=chosen, attn_implementation="sdpa")

@@ -7,6 +7,7 @@ gradients, so `backward` scales by S, and shares of the loss add up over ranks.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,7 @@ class ShardedModel:
 def _import_deepspeed() -> Any:
     """DeepSpeed, quiet, and without compiling anything."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", r"`torch\.distributed\..*deprecated", FutureWarning)
     import deepspeed
 
     # Its shared-memory all-reduce serves inference only, and costs 100 s of g++ at the first start.
