@@ -40,10 +40,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def reward_model(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_reward_model(model, tmp_path_factory.mktemp("reward-model"))
+
+
+def write_reward_model(model: str, folder: Path) -> str:
     """A folder as `AutoModelForSequenceClassification` writes it."""
     from transformers import AutoModelForSequenceClassification
 
-    folder = tmp_path_factory.mktemp("reward-model")
     torch.manual_seed(1)
     whole: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
     with torch.no_grad():
