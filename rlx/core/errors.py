@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class RlxError(Exception):
     """Base of every error that rlx raises on purpose."""
 
+    weights_changed: bool = True
+    """Set to false on an error in an update that came before the first weight was changed."""
+
 
 class UsageError(RlxError):
     """A mistake in the input. The CLI prints it without a traceback and exits with code 2.

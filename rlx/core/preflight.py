@@ -259,6 +259,14 @@ def check_kl(case: Case) -> Iterator[Finding]:
                 f"kl.{name}",
                 "`--kl-coef 0.001`, or leave it out",
             )
+        elif kl.controller == "fixed" and name in ("target", "horizon"):
+            if value == getattr(defaults, name):
+                continue
+            yield warning(
+                f"kl.{name} = {value} has no effect under the fixed controller",
+                f"kl.{name}",
+                "`--set kl.controller=adaptive`, or leave it out",
+            )
 
 
 def check_rewards(case: Case) -> Iterator[Finding]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import numpy as np
 
 from rlx.core.config import CriticConfig
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
-from rlx.core.errors import ComponentError
+from rlx.core.errors import ComponentError, RlxError
 from rlx.core.rollouts import TrainBatch
 
 
@@ -41,22 +41,28 @@ class Critic:
         if step < self._settings.warmup_steps:
             mine = await self._group.update(batch, step=step)
             return None if mine is None else _joined(batch, mine.metrics, None)
+
+        def train_policy() -> Awaitable[UpdateResult | None]:
+            return policy.update(batch, step=step, kl_coef=kl_coef)
+
+        def train_critic() -> Awaitable[UpdateResult | None]:
+            return self._group.update(batch, step=step)
+
         if self._settings.placement == "apart":
-            theirs, mine = await asyncio.gather(
-                policy.update(batch, step=step, kl_coef=kl_coef),
-                self._group.update(batch, step=step),
-            )
-            if theirs is None and mine is None:
-                return None
+            theirs, mine = await _both(train_policy(), train_critic())
         else:
-            theirs, mine = await policy.update(batch, step=step, kl_coef=kl_coef), None
-            if theirs is None:
-                return None
+            theirs, mine = await train_policy(), None
+        if theirs is None and mine is None:
+            return None
         # One has stepped, so the other follows: an abort came too late for the pair.
-        while theirs is None:
-            theirs = await policy.update(batch, step=step, kl_coef=kl_coef)
-        while mine is None:
-            mine = await self._group.update(batch, step=step)
+        try:
+            while theirs is None:
+                theirs = await train_policy()
+            while mine is None:
+                mine = await train_critic()
+        except RlxError as error:
+            error.weights_changed = True
+            raise
         return _joined(batch, {**theirs.metrics, **mine.metrics}, theirs.logprobs)
 
     async def abort(self) -> None:
@@ -67,6 +73,22 @@ class Critic:
 
     async def load(self, folder: str) -> None:
         await self._group.load(folder)
+
+
+async def _both(
+    first: Awaitable[UpdateResult | None], second: Awaitable[UpdateResult | None]
+) -> tuple[UpdateResult | None, UpdateResult | None]:
+    """Wait for both, also when one fails; what fails beside a finished one changed weights."""
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            if isinstance(result, RlxError) and any(isinstance(r, UpdateResult) for r in results):
+                result.weights_changed = True
+            raise result
+    theirs, mine = results
+    assert not isinstance(theirs, BaseException)
+    assert not isinstance(mine, BaseException)
+    return theirs, mine
 
 
 def critic_metrics(batch: TrainBatch) -> dict[str, float]:

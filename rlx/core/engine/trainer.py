@@ -101,11 +101,18 @@ class Trainer:
             while self.step < self._config.steps and self._stop_reason is None:
                 await self._cancellable(self._train_step())
         except BaseException as error:
-            if self._phase in _AT_REST and not isinstance(error, asyncio.CancelledError):
+            if self._is_at_rest(error):
                 await self.checkpoint()
             raise unwrap(error) from None
         await self.checkpoint()
         return self._stop_reason or f"all {self._config.steps} steps are done"
+
+    def _is_at_rest(self, error: BaseException) -> bool:
+        """Whether the state is still that after the last finished step."""
+        if isinstance(error, asyncio.CancelledError):
+            return False
+        kept = self._phase == "update" and not getattr(error, "weights_changed", True)
+        return self._phase in _AT_REST or kept
 
     async def _train_step(self) -> None:
         """One training step.

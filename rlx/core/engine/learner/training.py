@@ -132,6 +132,9 @@ class Training:
             for batch in batches:
                 if not self._step(batch, forward, objective, trained):
                     return None
+        except RlxError as error:
+            error.weights_changed = bool(trained.norms)
+            raise
         finally:
             self._abort.clear()
         return trained
