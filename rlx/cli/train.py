@@ -57,7 +57,7 @@ def train(
 
 def _dry_run(settings: Settings, plugins: PluginSystem, *, resume: bool) -> None:
     """Check the data too; print the settings to stdout and all else to stderr."""
-    from rlx.core.engine.train import prepare
+    from rlx.core.engine.prepare import prepare
 
     plan = prepare(settings.config, plugins=plugins, resume=resume, origins=settings.origins)
     typer.echo(dump_yaml(settings.config, settings.origins), nl=False)

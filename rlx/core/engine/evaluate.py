@@ -25,13 +25,14 @@ from rlx.core.engine.evaluation import (
     limits_of,
     plan_evaluation,
 )
+from rlx.core.engine.prepare import load_tokenizer
 from rlx.core.engine.processes import end_descendants
-from rlx.core.engine.train import load_tokenizer
 from rlx.core.errors import RunInterrupted
 from rlx.core.evaluation import Evaluation
 from rlx.core.models import ModelInfo, model_info, resolve_model
 from rlx.core.plugins import PluginSystem
-from rlx.core.preflight import EVAL_RULES, Finding, check
+from rlx.core.preflight import EVAL_RULES, check
+from rlx.core.preflight_case import Finding
 from rlx.core.run import CONFIG_NAME, Run, library_versions, write_json
 from rlx.core.selection import Selection, select
 from rlx.core.settings import dump_yaml

@@ -7,22 +7,21 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlx.core.component import tags_of
-from rlx.core.config import DataConfig, LearnerConfig, RunConfig
+from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine import workers
-from rlx.core.engine.checkpoints import resumable_checkpoint
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collector, GroupMaker
 from rlx.core.engine.crew import Crew
 from rlx.core.engine.critic import Critic
-from rlx.core.engine.evaluation import EvaluationPlan, Evaluator, limits_of, plan_evaluation
+from rlx.core.engine.evaluation import Evaluator, limits_of
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup
+from rlx.core.engine.prepare import Plan, prepare
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.reaper import start_reaper, stop_reaper
@@ -30,24 +29,19 @@ from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.engine.trainer import Trainer
-from rlx.core.models import ModelInfo, model_info, resolve_model
+from rlx.core.models import resolve_model
 from rlx.core.plugins import PluginSystem
-from rlx.core.preflight import check
-from rlx.core.prompts import with_template_variables
 from rlx.core.run import (
     CONFIG_NAME,
     FINISHED_NAME,
     Run,
-    default_folder,
     make_folder,
     truncate_metrics,
     write_json,
     write_manifest,
 )
 from rlx.core.samplers import BoundSampler
-from rlx.core.selection import Selection, select
 from rlx.core.settings import dump_yaml
-from rlx.core.tasks import TaskSet, load_tasks
 
 _STOP_SECONDS = 9.0
 """After this long an interrupted run ends whatever it is waiting for."""
@@ -66,26 +60,6 @@ class TrainResult:
     """The signal that ended the run, if one did."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything that is known before the first worker starts."""
-
-    config: RunConfig
-    selection: Selection
-    plugins: PluginSystem
-    model: str
-    info: ModelInfo
-    tokenizer: Any
-    tasks: TaskSet
-    evaluation: EvaluationPlan | None
-    context_length: int
-    dtype: str
-    resume: bool
-    checkpoint: Path | None
-    """Where a resumed run goes on; None: from the beginning."""
-    origins: Mapping[str, str] = field(default_factory=dict)
-
-
 def train(
     config: RunConfig,
     *,
@@ -102,77 +76,6 @@ def train(
     """
     plan = prepare(config, plugins=plugins, resume=resume, origins=origins)
     return asyncio.run(_Session(plan).run())
-
-
-def prepare(
-    config: RunConfig,
-    *,
-    plugins: PluginSystem | None = None,
-    resume: bool = False,
-    origins: Mapping[str, str] | None = None,
-) -> Plan:
-    """Check names, parameters, files, sizes and the data; start nothing."""
-    if config.output is None:
-        config = config.model_copy(update={"output": default_folder(config, Path("runs"))})
-    assert config.output is not None
-    plugins = plugins or PluginSystem.load(
-        disable=config.plugins.disable, required=config.plugins.required
-    )
-    selection = select(config, plugins, origins=origins)
-    model = resolve_model(config.model)
-    info = model_info(model)
-    check(config, selection, info, resume=resume, origins=origins)
-    plugins.control("rlx_configure", config=config)
-    context_length = min(info.context_length, config.rollout.context_length or info.context_length)
-    tokenizer = load_tokenizer(model, config.data)
-    longest = context_length - config.rollout.max_new_tokens
-    tasks = load_tasks(
-        config.data,
-        tokenizer=tokenizer,
-        max_prompt_tokens=min(config.data.max_prompt_tokens or longest, longest),
-        needs_label=selection.needs_label,
-    )
-    evaluation = None
-    if config.evaluates:
-        evaluation = plan_evaluation(
-            config, selection, tokenizer=tokenizer, context_length=context_length
-        )
-    evaluated_tokens = evaluation.sampling.max_new_tokens if evaluation else 0
-    if config.rollout.context_length is None and config.data.max_prompt_tokens is not None:
-        most = max(_response_tokens(config, selection, context_length), evaluated_tokens)
-        context_length = min(context_length, config.data.max_prompt_tokens + most)
-    checkpoint = resumable_checkpoint(config.output / "checkpoints") if resume else None
-    return Plan(
-        config=config,
-        selection=selection,
-        plugins=plugins,
-        model=model,
-        info=info,
-        tokenizer=tokenizer,
-        tasks=tasks,
-        evaluation=evaluation,
-        context_length=context_length,
-        dtype=info.dtype if config.learner.dtype == "auto" else config.learner.dtype,
-        resume=resume,
-        checkpoint=checkpoint,
-        origins=origins or {},
-    )
-
-
-def _response_tokens(config: RunConfig, selection: Selection, context_length: int) -> int:
-    """Most tokens after the prompt; an agent that may take several turns can fill the context."""
-    if config.rollout.max_response_tokens is not None:
-        return config.rollout.max_response_tokens
-    agent_turns = tags_of(selection.agent.load()).extra.get("max_turns")
-    single = 1 in (agent_turns, config.rollout.max_turns)
-    return config.rollout.max_new_tokens if single else context_length
-
-
-def load_tokenizer(model: str, data: DataConfig) -> Any:
-    """The model's tokenizer, with the chat-template variables of `data`."""
-    from transformers import AutoTokenizer
-
-    return with_template_variables(AutoTokenizer.from_pretrained(model), data.chat_template_kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
