@@ -71,8 +71,16 @@ def test_report_names_group_rollout_task_and_token(model: str, value: float) -> 
         r"\(group 4, rollout 1, task data/4\)",
     ) as caught:
         learner.update([broken(9, 2, value)], step=0)
-    batch = random_batch()
-    assert caught.value.token == int(batch.action_lengths[:9].sum()) + 2
+    assert caught.value.token == int(random_batch().action_lengths[:9].sum()) + 2
+    assert not caught.value.weights_changed
+
+
+def test_error_after_the_first_optimizer_step_says_that_weights_changed(model: str) -> None:
+    batch = broken(9, 2, np.nan)
+    halves = [take(batch, np.arange(0, 7)), take(batch, np.arange(7, 14))]
+    with pytest.raises(NonFiniteError) as caught:
+        started(model).update(halves, step=0)
+    assert caught.value.weights_changed
 
 
 def test_infinite_loss_with_a_finite_gradient_is_found_too(model: str) -> None:

@@ -13,7 +13,7 @@ from test_reward_norm import batch as make_batch
 from rlx.core.config import CriticConfig
 from rlx.core.engine.critic import Critic, critic_metrics
 from rlx.core.engine.interfaces import UpdateResult
-from rlx.core.errors import ComponentError
+from rlx.core.errors import ComponentError, RlxError
 from rlx.core.rollouts import TrainBatch
 
 FULL = dataclasses.replace(
@@ -24,23 +24,28 @@ FULL = dataclasses.replace(
 
 
 class FakeGroup:
-    """Answers updates in turn: `None` is an aborted one."""
+    """Answers updates in turn: False is an aborted one, an error is raised."""
 
-    def __init__(self, role: str, log: list[str], answers: list[bool], seconds: float = 0) -> None:
+    def __init__(
+        self, role: str, log: list[str], answers: list[bool | RlxError], seconds: float = 0
+    ) -> None:
         self.role, self.log, self.answers, self.seconds = role, log, answers, seconds
 
     async def update(self, batch: TrainBatch, **options: Any) -> UpdateResult | None:
         self.log.append(f"{self.role} starts")
         await asyncio.sleep(self.seconds)
         self.log.append(f"{self.role} ends")
-        if not self.answers.pop(0):
+        answer = self.answers.pop(0)
+        if isinstance(answer, RlxError):
+            raise answer
+        if not answer:
             return None
         logprobs = np.zeros(3, np.float32) if self.role == "policy" else None
         return UpdateResult(metrics={f"{self.role}/loss": 1.0}, logprobs=logprobs)
 
 
 def update(
-    policy: list[bool], critic: list[bool], *, step: int = 5, batch: TrainBatch = FULL, **how: Any
+    policy: list[Any], critic: list[Any], *, step: int = 5, batch: TrainBatch = FULL, **how: Any
 ) -> tuple[UpdateResult | None, list[str]]:
     log: list[str] = []
     both: list[Any] = [FakeGroup("policy", log, policy, 0.01), FakeGroup("critic", log, critic)]
@@ -100,6 +105,33 @@ def test_warm_up_trains_the_critic_alone(placement: str) -> None:
     after, _ = update([True], [True], step=2, warmup_steps=2, placement=placement)
     assert after is not None
     assert "policy/loss" in after.metrics
+
+
+def failure() -> RlxError:
+    """As a learner raises it before its first optimizer step."""
+    error = ComponentError("the loss failed")
+    error.weights_changed = False
+    return error
+
+
+@pytest.mark.parametrize(
+    ("policy", "critic", "placement", "changed"),
+    [
+        ([failure()], [], "colocated", False),
+        ([True], [failure()], "colocated", True),
+        ([failure()], [True], "apart", True),
+        ([True], [failure()], "apart", True),
+        ([failure()], [failure()], "apart", False),
+        ([failure()], [False], "apart", False),
+        ([False, failure()], [True], "apart", True),
+    ],
+)
+def test_error_says_whether_either_model_has_changed(
+    policy: list[Any], critic: list[Any], placement: str, changed: bool
+) -> None:
+    with pytest.raises(ComponentError, match="the loss failed") as caught:
+        update(policy, critic, placement=placement)
+    assert caught.value.weights_changed is changed
 
 
 def test_estimator_without_returns_is_told_so() -> None:
