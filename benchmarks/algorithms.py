@@ -2,9 +2,9 @@
 
     python -m benchmarks.algorithms [--steps 30] [--only NAME …]
 
-Every estimator runs with the loss `ppo`, every loss with the estimator `group_norm`, each in a process
-of its own (inline, transformers engine). Prints a Markdown table (reward after n steps, seconds) and
-draws the curves into docs/algorithms.png.
+Every estimator runs with the loss `ppo`, every loss with the estimator `group_norm`, each in a
+process of its own (inline, transformers engine). Prints a Markdown table (reward after n steps,
+seconds) and draws the curves into docs/algorithms.png.
 """
 
 from __future__ import annotations

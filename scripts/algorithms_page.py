@@ -75,7 +75,7 @@ def cells(ref: ComponentRef) -> list[str]:
         for name, field in fields.items()
     ]
     formula = docstring_section(text, "Formula")
-    what = docstring_summary(text) + (f"<br>`{formula}`" if formula else "")
+    what = docstring_summary(text) + (f"<br>`{formula.replace('`', '')}`" if formula else "")
     found = [f"`{ref.name}`", what, docstring_section(text, "Source")]
     found += [docstring_section(text, "Use"), ", ".join(needs), ", ".join(parameters)]
     return [(cell or "–").replace("|", "\\|").replace("\n", " ") for cell in found]
