@@ -17,6 +17,8 @@ PARAMS: dict[tuple[str, str], dict[str, Any]] = {
     ("rewards", "overlong"): {"max_length": 8, "buffer": 4},
 }
 """Values for parameters without a default."""
+ELSEWHERE = {("rewards", "remote"), ("rewards", "judge"), ("rewards", "model")}
+"""They need a server or a model's folder: `tests/plugins` checks them with one."""
 
 
 def builtins() -> list[tuple[str, str]]:
@@ -24,7 +26,9 @@ def builtins() -> list[tuple[str, str]]:
     return [
         (entry.kind, entry.name)
         for entry in system.registry.entries()
-        if entry.provider.builtin and entry.kind in CHECKS
+        if entry.provider.builtin
+        and entry.kind in CHECKS
+        and (entry.kind, entry.name) not in ELSEWHERE
     ]
 
 

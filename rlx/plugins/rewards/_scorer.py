@@ -196,7 +196,9 @@ def normalisation(config: Mapping[str, Any], path: str) -> tuple[float, float]:
 
 def _load(path: str, dtype: Dtype, device: torch.device) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     folder = Path(path).expanduser()
     name = str(folder) if folder.is_dir() else path
     _check_config(folder, path)
@@ -207,8 +209,9 @@ def _load(path: str, dtype: Dtype, device: torch.device) -> tuple[Any, Any]:
             output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"the reward model {path} can't be loaded: {error}") from None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        what = f"the reward model {path} can't be loaded: {error}"
+        raise UsageError(what, fix="a folder or hub name of a sequence classifier") from None
     if missing := [key for key in info["missing_keys"] if key.startswith(_HEADS)]:
         raise UsageError(
             f"the model {path} has no reward head: its weights lack {', '.join(sorted(missing))}",

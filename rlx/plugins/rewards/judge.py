@@ -36,10 +36,12 @@ You are a strict judge of responses to a task. Rate the response by this rubric:
 <task>
 {{ prompt }}
 </task>
+
 {% if label is not none %}
 <reference>
 {{ label }}
 </reference>
+
 {% endif %}
 <response>
 {{ response }}
