@@ -136,6 +136,8 @@ class TrainBatch:
     """[N] float32, regression target of a critic."""
     old_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
+    entropy: np.ndarray | None = None
+    """[N] float32, of the policy before the step, where the estimator requires it."""
     values: np.ndarray | None = None
     """[N] float32, the critic's before the step."""
 

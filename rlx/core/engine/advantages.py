@@ -78,6 +78,7 @@ def estimator_inputs(
         "logprobs": batch.old_logprobs,
         "old_logprobs": batch.old_logprobs,
         "ref_logprobs": batch.ref_logprobs,
+        "entropy": batch.entropy,
         "greedy_rewards": batch.greedy_rewards,
     }
     return EstimatorInputs(

@@ -26,12 +26,16 @@ class LearnerGroup:
     async def start(self) -> Mapping[str, Any]:
         return (await self._all("start"))[0]
 
-    async def score(self, batch: TrainBatch) -> np.ndarray:
-        """Log-probs (a critic's values) [N] under the current weights."""
+    async def score(self, batch: TrainBatch, **options: bool) -> np.ndarray:
+        """Log-probs (a critic's values) [N] under the current weights.
+
+        Args:
+            options: what else the learner's `score` takes (`entropy`, the policy's).
+        """
         shares = balanced_shares(batch.lengths, len(self._workers))
         parts = await asyncio.gather(
             *(
-                worker.call("score", take(batch, share))
+                worker.call("score", take(batch, share), **options)
                 for worker, share in zip(self._workers, shares, strict=True)
             )
         )
@@ -106,8 +110,8 @@ class LearnerGroup:
 def _join(
     batch: TrainBatch, shares: Sequence[np.ndarray], parts: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Put per-token answers of the shares back into the batch's order."""
-    joined = np.zeros(batch.action_count, np.float32)
+    """Put per-token answers […, n] of the shares back into the batch's order."""
+    joined = np.zeros((*parts[0].shape[:-1], batch.action_count), np.float32)
     for share, part in zip(shares, parts, strict=True):
-        joined[ragged_indices(batch.action_lengths, share)] = part
+        joined[..., ragged_indices(batch.action_lengths, share)] = part
     return joined

@@ -172,10 +172,13 @@ class Trainer:
 
     async def _score(self, batch: TrainBatch) -> TrainBatch:
         """Run the forward passes that the selected components require, and no other."""
-        if self._needs_old_logprobs:
+        if "entropy" in self._estimator.requires:
+            old, entropy = await self._learner.score(batch, entropy=True)
+            batch = dataclasses.replace(batch, old_logprobs=old, entropy=entropy)
+        elif self._needs_old_logprobs:
             old = await self._learner.score(batch)
             batch = dataclasses.replace(batch, old_logprobs=old)
-        elif self._config.algorithm.old_logprobs == "rollout":
+        if not self._needs_old_logprobs and self._config.algorithm.old_logprobs == "rollout":
             batch = dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)
         if self._reference is not None:
             reference = await self._reference.score(batch)

@@ -82,8 +82,10 @@ class PolicyLearner:
             micro, chunks=chunks, entropy_gradient=self._objective.entropy_coef > 0
         )
 
-    def score(self, batch: TrainBatch) -> np.ndarray:
-        return self._training.score(batch, self._forward)
+    def score(self, batch: TrainBatch, *, entropy: bool = False) -> np.ndarray:
+        """Log-probs [N]; with `entropy` [2, N], log-probs and entropies."""
+        found = self._training.score(batch, self._forward, answers=2 if entropy else 1)
+        return found if entropy else found[0]
 
     def update(
         self, batches: Sequence[TrainBatch], *, step: int, kl_coef: float | None = None

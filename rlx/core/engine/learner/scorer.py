@@ -39,7 +39,7 @@ class Scorer:
     def score(self, batch: TrainBatch) -> np.ndarray:
         """Log-probs [N] float32 of the batch's action tokens."""
         plan = make_plan(batch, self._settings, packed=self._packed, alone=True)
-        return score_batch(self._forward, batch, plan)
+        return score_batch(self._forward, batch, plan)[0]
 
     def _forward(self, micro: MicroBatch, chunks: int) -> tuple[Tensor, Tensor]:
         return self._policy(*on_device(micro, local_device()), chunks=chunks)
@@ -50,14 +50,19 @@ class Scorer:
 
 @torch.no_grad()
 def score_batch(
-    forward: Callable[[MicroBatch, int], tuple[Tensor, ...]], batch: TrainBatch, plan: Plan
+    forward: Callable[[MicroBatch, int], tuple[Tensor, ...]],
+    batch: TrainBatch,
+    plan: Plan,
+    *,
+    answers: int = 1,
 ) -> np.ndarray:
-    """The model's first answer [N] float32 in the batch's order, whatever the packing.
+    """The model's first answers [answers, N] float32 in the batch's order, whatever the packing.
 
     Args:
         forward: takes a micro-batch and the number of pieces of the vocabulary projection.
     """
-    answer = np.zeros(batch.action_count, np.float32)
+    found = np.zeros((answers, batch.action_count), np.float32)
     for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
-        answer[micro.actions] = forward(micro, chunks)[0].cpu().numpy()
-    return answer
+        for row, answer in zip(found, forward(micro, chunks), strict=False):
+            row[micro.actions] = answer.cpu().numpy()
+    return found

@@ -111,9 +111,9 @@ class Training:
         )
         return {**facts, "zero_stage": self.model.stage}
 
-    def score(self, batch: TrainBatch, forward: Forward) -> np.ndarray:
-        """First answer [N] to this rank's batch under the current weights."""
-        return score_batch(forward, batch, self._plan(batch))
+    def score(self, batch: TrainBatch, forward: Forward, *, answers: int = 1) -> np.ndarray:
+        """First answers [answers, N] to this rank's batch under the current weights."""
+        return score_batch(forward, batch, self._plan(batch), answers=answers)
 
     def update(
         self,

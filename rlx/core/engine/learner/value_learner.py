@@ -66,7 +66,7 @@ class ValueLearner:
 
     def score(self, batch: TrainBatch) -> np.ndarray:
         """Values [N] of this rank's batch under the current weights."""
-        return self._training.score(batch, self._forward)
+        return self._training.score(batch, self._forward)[0]
 
     def update(self, batches: Sequence[TrainBatch], *, step: int) -> UpdateResult | None:
         """One optimizer step for each batch, which has `values` and `returns`."""
