@@ -112,3 +112,16 @@ def test_non_finite_loss_ends_the_run_with_the_last_step_saved(workspace: Path) 
     assert "the loss is nan at action token 0" in text
     assert "task data/" in text
     assert (workspace / "stop" / "checkpoints" / "latest").resolve().name == "step-000002"
+
+
+def test_estimator_that_requires_the_entropy_gets_it(workspace: Path) -> None:
+    (workspace / "odd.py").write_text(
+        "from rlx import component\n"
+        "@component(requires={'entropy'})\n"
+        "def curious(x):\n"
+        "    assert x.entropy.shape == x.token_rewards.shape\n"
+        "    return x.entropy\n"
+    )
+    (record,) = train(workspace, "curious", steps=1, more=["--estimator", "odd.py:curious"])
+    # The same numbers by way of the update's own forward pass.
+    assert record["advantage/mean"] == pytest.approx(record["policy/entropy"], rel=1e-5)
