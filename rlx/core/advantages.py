@@ -12,6 +12,7 @@ import torch
 
 from rlx.core.component import tags_of
 from rlx.core.errors import ComponentError, NonFiniteError
+from rlx.core.guards import unchanged
 from rlx.core.inputs import Advantages, EstimatorInputs
 from rlx.core.kl import kl_reward_to_go, kl_rewards
 from rlx.core.ragged import Tensor
@@ -55,7 +56,8 @@ def estimate(
         kl = kl_rewards(logprobs, x.ref_logprobs, coef=kl_coef, estimator=kl_estimator)
         x = x.replace(kl_rewards=kl, token_rewards=x.token_rewards + kl)
     with torch.no_grad():
-        answer = _as_advantages(estimator(x), estimator)
+        with unchanged(x, estimator, "estimator"):
+            answer = _as_advantages(estimator(x), estimator)
         advantages = answer.advantages
         if _speaks_of_rollouts(advantages, estimator, x):
             advantages = x.to_tokens(advantages)

@@ -170,7 +170,11 @@ def _by_name(implementation: pluggy.HookImpl) -> Any:
     """Return a call that passes on those of the hook's arguments that the implementation takes."""
 
     def call(**arguments: Any) -> Any:
-        return implementation.function(*[arguments[name] for name in implementation.argnames])
+        given = [arguments[name] for name in implementation.argnames]
+        # A dict of its own: what one implementation does to it, no other one sees.
+        return implementation.function(
+            *[dict(value) if isinstance(value, dict) else value for value in given]
+        )
 
     return call
 

@@ -17,6 +17,7 @@ import torch
 
 from rlx.core.component import tags_of
 from rlx.core.errors import ComponentError, UsageError, did_you_mean
+from rlx.core.guards import unchanged
 from rlx.core.inputs import CorrectionInputs, LossInputs, LossOutputs, Ragged
 from rlx.core.kl import kl_penalty
 from rlx.core.ragged import Tensor
@@ -133,7 +134,8 @@ def policy_objective(
     """
     finite_old = torch.where(x.old_logprobs.isfinite(), x.old_logprobs, x.logprobs.detach())
     x = x.replace(old_logprobs=finite_old)
-    outputs = loss(x)
+    with unchanged(x, loss, "loss"):
+        outputs = loss(x)
     if not isinstance(outputs, LossOutputs):
         outputs = LossOutputs(outputs)
     surrogate = _checked(outputs.per_token, x, loss, "loss")
@@ -214,7 +216,9 @@ def _correction_weights(
         rollout_logprobs=x.rollout_logprobs.detach(),
         metadata=x.metadata,
     )
-    weights = _checked(correction(c), x, correction, "correction").detach()
+    with unchanged(c, correction, "correction"):
+        answer = correction(c)
+    weights = _checked(answer, x, correction, "correction").detach()
     weights = torch.where(weights.isfinite() & (weights > 0), weights, torch.zeros_like(weights))
     metrics.correction(c, correction, weights)
     return weights

@@ -69,6 +69,12 @@ class Scorer:
         failed, self.failed = self.failed, 0.0
         return {"reward/failed": failed}
 
+    async def state_dict(self) -> dict[str, object]:
+        return {}
+
+    async def load_state_dict(self, state: dict[str, object]) -> None:
+        assert state == {}
+
 
 @pytest.fixture(scope="module")
 def plugins() -> PluginSystem:

@@ -70,6 +70,21 @@ def hangs(sample):
 def hangs_on_bad(sample):
     return hangs(sample) if sample.response == "bad" else 1.0
 
+class Novel:
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, sample):
+        new = sample.response not in self.seen
+        self.seen.append(sample.response)
+        return float(new)
+
+    def state_dict(self):
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen = list(state["seen"])
+
 def text(sample):
     return "0.5"
 
@@ -553,3 +568,54 @@ def test_cancelled_scoring_leaves_the_runner_usable(functions: Any) -> None:
 
     scored = asyncio.run(cancel_then_score())
     assert [r.reward for r in scored or []] == [3.0]
+
+
+def scores(runner: RewardRunner, *responses: str, number: int = 0) -> list[float]:
+    scored = score(runner, group(*responses, number=number))
+    assert scored is not None
+    return [one.reward for one in scored]
+
+
+def test_state_of_rewards_goes_on_in_another_run(functions: Any) -> None:
+    first = make_runner("Novel", "length", workers=2)
+    assert scores(first, "a") == [2.0]
+    assert scores(first, "bb") == [3.0]  # the other worker's turn
+    state = asyncio.run(first.state_dict())
+    second = make_runner("Novel", "length", workers=2)
+    asyncio.run(second.load_state_dict(state))
+    for runner in (first, second):
+        assert scores(runner, "a") == [1.0]
+        assert scores(runner, "a") == [2.0], "state is each worker's own"
+
+
+def test_state_of_rewards_without_any_is_empty_and_asks_nobody(functions: Any) -> None:
+    runner = make_runner("length")
+    runner._workers = []
+    assert asyncio.run(runner.state_dict()) == {}
+    asyncio.run(runner.load_state_dict({}))
+
+
+def test_more_workers_than_before_start_from_the_first_ones_state(functions: Any) -> None:
+    first = make_runner("Novel")
+    scores(first, "a")
+    second = make_runner("Novel", workers=2)
+    asyncio.run(second.load_state_dict(asyncio.run(first.state_dict())))
+    assert scores(second, "a") + scores(second, "a") == [0.0, 0.0]
+
+
+def test_replaced_worker_gets_the_state_that_was_taken_last(functions: Any) -> None:
+    pairs = [(reference("Novel"), 1.0)]
+
+    def new() -> Mortal:
+        worker = RewardWorker(pairs, 1, 5.0)
+        worker.start()
+        return Mortal(worker)
+
+    async def replace(index: int) -> Mortal:
+        return new()
+
+    runner = RewardRunner([new()], pairs, RewardPolicy(failure="drop_group"), replace=replace)
+    assert scores(runner, "a") == [1.0]
+    asyncio.run(runner.state_dict())
+    assert score(runner, group("deadly")) is None
+    assert scores(runner, "a") == [0.0]

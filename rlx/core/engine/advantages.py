@@ -84,9 +84,9 @@ def estimator_inputs(
     return EstimatorInputs(
         rewards=_tensor(batch.rewards),
         token_rewards=_tensor(batch.token_rewards),
-        group=torch.from_numpy(batch.group),
-        lengths=torch.from_numpy(batch.action_lengths),
-        turn=torch.from_numpy(batch.turn),
+        group=torch.tensor(batch.group),
+        lengths=torch.tensor(batch.action_lengths),
+        turn=torch.tensor(batch.turn),
         rollout_logprobs=_tensor(batch.rollout_logprobs),
         parts={
             name: torch.tensor([float(rollout.parts.get(name, 0.0)) for rollout in rollouts])

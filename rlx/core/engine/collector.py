@@ -24,6 +24,10 @@ class GroupScorer(Protocol):
 
     def take_metrics(self) -> Mapping[str, float]: ...
 
+    async def state_dict(self) -> Mapping[str, Any]: ...
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
@@ -62,7 +66,7 @@ class GroupMaker:
     ) -> None:
         """`greedy`: one more rollout per group, greedy, with its rewards but not in the group."""
         self._client = client
-        self._agent = agent
+        self.agent = agent
         self._scorer = scorer
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -76,7 +80,7 @@ class GroupMaker:
         count = self._group_size
         ways = [self._sampling] * count + ([self._greedy] if self._greedy else [])
         episodes = [self._episode(task, number, index, way) for index, way in enumerate(ways)]
-        rollouts = await asyncio.gather(*(run_agent(self._agent, one) for one in episodes))
+        rollouts = await asyncio.gather(*(run_agent(self.agent, one) for one in episodes))
         if clock is not None:
             clock.generated = time.perf_counter()
         # The greedy one on its own, so that a reward of the whole group does not see it.
@@ -160,12 +164,20 @@ class Collector:
         self._sampler.update(groups)
         return kept
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"next_group": self._next_group, "sampler": self._sampler.state_dict()}
+    async def state_dict(self) -> dict[str, Any]:
+        return {
+            "next_group": self._next_group,
+            "sampler": self._sampler.state_dict(),
+            "agent": self._maker.agent.state_dict(),
+            "rewards": await self._scorer.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._next_group = state["next_group"]
         self._sampler.load_state_dict(state["sampler"])
+        if state.get("agent"):
+            self._maker.agent.load_state_dict(state["agent"])
+        await self._scorer.load_state_dict(state.get("rewards", {}))
 
 
 def rollout_seed(seed: int | str, group: int, index: int) -> int:

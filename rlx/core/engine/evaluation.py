@@ -124,6 +124,7 @@ class Evaluator:
             ComponentError: a reward failed under the policy `raise`, or the agent failed.
         """
         started = time.perf_counter()
+        remembered = await self._scorer.state_dict()
         self._scorer.take_metrics()  # what was counted so far is not of this evaluation
         jobs = [
             (source.name, task, number)
@@ -147,6 +148,7 @@ class Evaluator:
             for name, task in tasks:
                 groups[name].append(task.result())
         await self._client.forget()
+        await self._scorer.load_state_dict(remembered)
         return evaluated(
             groups,
             samples=self._plan.samples,

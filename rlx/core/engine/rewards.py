@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -61,6 +62,8 @@ class RewardRunner:
         self._running: set[asyncio.Task[None]] = set()
         self._next = 0
         self._counts: Counter[str] = Counter()
+        self._stateful = any(hasattr(ref.load(), "state_dict") for ref, _ in rewards)
+        self._remembered: list[Mapping[str, Any]] = [{} for _ in workers]
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -105,6 +108,28 @@ class RewardRunner:
         metrics = {name: float(self._counts[name]) for name in names}
         self._counts.clear()
         return metrics
+
+    async def state_dict(self) -> dict[str, Any]:
+        """State of the components in each worker, and whose turn is next.
+
+        Empty when no component keeps any. Of a worker that died, the state that it had last.
+        """
+        if not self._stateful:
+            return {}
+        for index, worker in enumerate(self._workers):
+            with contextlib.suppress(EngineError):
+                self._remembered[index] = await worker.call("state_dict")
+        return {"next": self._next, "workers": list(self._remembered)}
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; further workers start like the first one."""
+        if not state:
+            return
+        self._next = state["next"] % len(self._workers)
+        saved = state["workers"]
+        for index, worker in enumerate(self._workers):
+            self._remembered[index] = saved[index] if index < len(saved) else saved[0]
+            await worker.call("load_state_dict", self._remembered[index])
 
     async def close(self) -> None:
         """Give up what is still running."""
@@ -201,6 +226,8 @@ class RewardRunner:
         async with self._locks[index]:
             if self._workers[index] is dead:  # else a concurrent call did it already
                 self._workers[index] = await self._replace(index)
+                if self._remembered[index]:
+                    await self._workers[index].call("load_state_dict", self._remembered[index])
                 self._counts["reward/workers_replaced"] += 1
 
     def _dead(self, sample: RewardInputs, error: EngineError) -> list[RewardReply]:

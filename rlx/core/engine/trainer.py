@@ -26,6 +26,7 @@ from rlx.core.engine.metrics import merge, rollout_metrics, rollout_records
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.reward_norm import RunningNorm
+from rlx.core.engine.views import shown_batch, shown_groups
 from rlx.core.errors import RunInterrupted
 from rlx.core.kl import kl_controller
 from rlx.core.plugins import PluginSystem
@@ -122,14 +123,18 @@ class Trainer:
         """
         started = time.perf_counter()
         self._times = {}
-        self._before_step = copy.deepcopy(self._state())
+        self._before_step = copy.deepcopy(await self._state())
         with self._timed("rollout"):
             collected = await self._collector.collect(self._config.rollout.groups)
+        self._notify("rlx_on_rollouts", groups=shown_groups(collected.groups))
         batch = make_batch(collected.groups)
         with self._timed("score"):
             batch = await self._score(batch)
         with self._timed("advantage"):
             batch, advantages = self._advantages(batch, collected)
+        extra = self._plugins.step_metrics(
+            run=self._run, step=self.step + 1, batch=shown_batch(batch)
+        )
         with self._timed("update"):
             update = await self._update(batch)
         if update is None:
@@ -139,7 +144,7 @@ class Trainer:
         self._before_step = None
         with self._timed("publish"):
             await self._publisher.publish(self._learner, self._engine, version=self.step)
-        numbers = merge(advantages, update.metrics)
+        numbers = merge(advantages, update.metrics, extra)
         try:
             evaluation = await self._evaluate()
         except BaseException:  # the step itself is done, and is not lost
@@ -242,7 +247,6 @@ class Trainer:
                 "throughput/tokens_per_s": batch.action_count / seconds,
             },
         )
-        metrics |= self._plugins.step_metrics(run=self._run, step=self.step, batch=batch)
         self.metrics = metrics
         self._reporter.log(self.step, metrics)
         if self._config.logging.rollouts:
@@ -250,15 +254,16 @@ class Trainer:
             assert update.logprobs is not None
             records = rollout_records(collected.groups, batch, update.logprobs, limit=limit)
             self._reporter.log_samples(self.step, records)
-        self._plugins.notify(
-            "rlx_on_rollouts", run=self._run, step=self.step, groups=collected.groups
-        )
         self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
         wish = self._plugins.first(
             "rlx_should_stop", run=self._run, step=self.step, metrics=metrics
         )
         if wish and self._stop_reason is None:
             self._stop_reason = str(wish)
+
+    def _notify(self, hook: str, **arguments: Any) -> None:
+        """Call an observer about the step under way."""
+        self._plugins.notify(hook, run=self._run, step=self.step + 1, **arguments)
 
     def _checkpoint_is_due(self) -> bool:
         every = self._config.checkpoint.every
@@ -279,7 +284,7 @@ class Trainer:
         path = await save_checkpoint(
             self._run.checkpoints,
             self.step,
-            self._before_step or self._state(),
+            self._before_step or await self._state(),
             self._write_model,
             keep=self._config.checkpoint.keep,
             best=self._best_step(),
@@ -294,10 +299,10 @@ class Trainer:
         if self._critic is not None:
             await self._critic.save(f"{folder}/critic")
 
-    def _state(self) -> dict[str, Any]:
+    async def _state(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "collector": self._collector.state_dict(),
+            "collector": await self._collector.state_dict(),
             "estimator": self._estimator.state_dict(),
             "kl": self._kl.state_dict(),
             "reward_norm": self._reward_norm.state_dict() if self._reward_norm else {},
@@ -307,7 +312,7 @@ class Trainer:
     async def resume(self, folder: Path) -> None:
         """Take up the state of a checkpoint and give its weights to the engine."""
         state = load_state(folder)
-        self._collector.load_state_dict(state["collector"])
+        await self._collector.load_state_dict(state["collector"])
         self._estimator.load_state_dict(state["estimator"])
         if self._evaluations is not None:
             self._evaluations.load_state_dict(state.get("evaluations", {}))
