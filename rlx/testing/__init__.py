@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlx.testing.rewards import check_reward
     from rlx.testing.samplers import check_sampler
     from rlx.testing.samples import reward_inputs
+    from rlx.testing.trackers import check_tracker
     from rlx.testing.violations import ConformanceError, Violation
 
 _HOMES = {
@@ -32,6 +33,7 @@ _HOMES = {
     "check_plugin": "package",
     "check_reward": "rewards",
     "check_sampler": "samplers",
+    "check_tracker": "trackers",
     "correction_inputs": "inputs",
     "estimator_inputs": "inputs",
     "loss_inputs": "inputs",
@@ -48,6 +50,7 @@ __all__ = [
     "check_plugin",
     "check_reward",
     "check_sampler",
+    "check_tracker",
     "correction_inputs",
     "estimator_inputs",
     "loss_inputs",

@@ -1,12 +1,16 @@
-"""What the checks of all kinds share: binding, a fresh process, parameters that travel."""
+"""What the checks of all kinds share: binding, state, a fresh process, parameters that travel."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from rlx.core.component import Bound
 from rlx.core.parameters import portable_values, validate_parameters
@@ -20,6 +24,72 @@ def bind(kind: str, target: Any, params: Mapping[str, Any]) -> Bound:
     if isinstance(target, Bound):
         return target.ref.resolve()
     return default_system().resolve(kind, target, params)
+
+
+class Restarted(Bound):
+    """A component with state whose every call is the first one of a run."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> Any:
+        return self.ref.resolve()(*args)
+
+
+def restarted(bound: Bound) -> Bound:
+    """Return a component whose calls don't depend on each other: with state, a `Restarted` one."""
+    if not keeps_state(bound):
+        return bound
+    return Restarted(ref=bound.ref, obj=bound.ref.load(), params=bound.params)
+
+
+def keeps_state(bound: Bound) -> bool:
+    """Say whether checkpoints carry something for a component."""
+    return callable(getattr(bound.instance, "state_dict", None))
+
+
+def check_state(
+    checker: Checker,
+    bound: Bound,
+    cases: SearchStrategy[Any],
+    call: Callable[[Bound, Any, int], Any],
+    same: Callable[[Any, Any], bool],
+) -> None:
+    """Check that a component with state goes on from a checkpoint; others have nothing to check.
+
+    Args:
+        call: calls the component on a case in step 0, 1 …
+    """
+    if not keeps_state(bound):
+        return
+
+    def resumes(pair: tuple[Any, Any]) -> None:
+        whole, stopped, resumed = (bound.ref.resolve() for _ in range(3))
+        for one in (whole, stopped):
+            call(one, pair[0], 0)
+        resumed.load_state_dict(saved(stopped.state_dict()))
+        expected, got = call(whole, pair[1], 1), call(resumed, pair[1], 1)
+        if not same(expected, got):
+            raise Broken(f"after a checkpoint it gives {got!r} instead of {expected!r}")
+
+    pairs = st.tuples(cases, cases)
+    checker.holds("goes on from a checkpoint as if it had not stopped", pairs, resumes)
+
+
+def saved(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state as a checkpoint gives it back."""
+    import torch
+
+    file = io.BytesIO()
+    try:
+        torch.save(dict(state), file)
+        file.seek(0)
+        restored: dict[str, Any] = torch.load(file, weights_only=True)
+    except Exception as error:
+        raise Broken(
+            "the state can't be saved: it is to consist of numbers, texts, lists, dicts and "
+            f"tensors ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+    return restored
 
 
 def check_travel(

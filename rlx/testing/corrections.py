@@ -24,7 +24,13 @@ from rlx.testing.cases import (
     snapshot,
     unchanged,
 )
-from rlx.testing.components import bind, check_parameters, check_travel
+from rlx.testing.components import (
+    bind,
+    check_parameters,
+    check_state,
+    check_travel,
+    restarted,
+)
 from rlx.testing.inputs import correction_inputs
 from rlx.testing.violations import EXAMPLES, Checker, label_of
 
@@ -40,7 +46,7 @@ def check_correction(target: Any, *, examples: int = EXAMPLES, **params: Any) ->
         examples: generated batches per rule.
         params: parameters of the component.
     """
-    bound = bind("corrections", target, params)
+    bound = restarted(bind("corrections", target, params))
     checker = Checker(f"correction {label_of(target)}", examples=examples)
     if checker.holds("returns [N] weights", ordinary(), lambda batch: _shape(bound, batch)):
         _check_maths(checker, bound)
@@ -74,6 +80,7 @@ def _check_manners(checker: Checker, bound: Bound) -> None:
     checker.holds("keeps float64", ordinary(), lambda b: _dtype(bound, b))
     batch = Batch(group=(0, 0), rewards=(0.0, 1.0), lengths=(2, 3))
     check_travel(checker, bound, batch, weights, close)
+    check_state(checker, bound, ordinary(), lambda one, b, _: weights(one, b), close)
 
 
 def correction_batch(

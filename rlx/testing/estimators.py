@@ -28,7 +28,13 @@ from rlx.testing.cases import (
     snapshot,
     unchanged,
 )
-from rlx.testing.components import bind, check_parameters, check_travel
+from rlx.testing.components import (
+    bind,
+    check_parameters,
+    check_state,
+    check_travel,
+    restarted,
+)
 from rlx.testing.inputs import estimator_inputs
 from rlx.testing.violations import EXAMPLES, Checker, label_of
 
@@ -48,7 +54,7 @@ def check_estimator(target: Any, *, examples: int = EXAMPLES, **params: Any) -> 
         examples: generated batches per rule.
         params: parameters of the component.
     """
-    bound = bind("estimators", target, params)
+    bound = restarted(bind("estimators", target, params))
     checker = Checker(f"estimator {label_of(target)}", examples=examples)
     runs = checker.holds(
         "returns [B] or [N] numbers", ordinary(), lambda batch: _shapes(bound, batch)
@@ -87,6 +93,7 @@ def _check_manners(checker: Checker, bound: Bound) -> None:
     checker.holds("returns numbers without a gradient", ordinary(), lambda b: _detached(bound, b))
     batch = Batch(group=(0, 0, 1, 1), rewards=(0.0, 1.0, 2.0, 0.5), lengths=(2, 1, 3, 1))
     check_travel(checker, bound, batch, compute, _same)
+    check_state(checker, bound, ordinary(), lambda one, b, _: compute(one, b), _same)
 
 
 def inputs(bound: Bound, batch: Batch, order: Sequence[int] | None = None) -> EstimatorInputs:

@@ -25,7 +25,14 @@ from rlx.testing.cases import (
     snapshot,
     unchanged,
 )
-from rlx.testing.components import bind, check_parameters, check_travel
+from rlx.testing.components import (
+    bind,
+    check_parameters,
+    check_state,
+    check_travel,
+    keeps_state,
+    restarted,
+)
 from rlx.testing.inputs import loss_inputs
 from rlx.testing.violations import EXAMPLES, Checker, label_of
 
@@ -41,7 +48,7 @@ def check_loss(target: Any, *, examples: int = EXAMPLES, **params: Any) -> None:
         examples: generated batches per rule.
         params: parameters of the component.
     """
-    bound = bind("losses", target, params)
+    bound = restarted(bind("losses", target, params))
     checker = Checker(f"loss {label_of(target)}", examples=examples)
     runs = checker.holds(
         "returns [N] numbers", ordinary(), lambda batch: _shape(bound, loss_batch(bound, batch))
@@ -89,6 +96,13 @@ def _check_manners(checker: Checker, bound: Bound) -> None:
     checker.holds("keeps float64", ordinary(), lambda b: _dtype(bound, b))
     batch = Batch(group=(0, 0, 1, 1), rewards=(0.0, 1.0, 2.0, 0.5), lengths=(2, 1, 3, 1))
     check_travel(checker, bound, batch, value_and_gradient, _same)
+    check_state(checker, bound, ordinary(), _in_step, _same)
+    if keeps_state(bound):
+        checker.holds(
+            "counts a step once, in however many micro-batches it comes",
+            ordinary().filter(lambda batch: len(batch.group) > 1),
+            lambda batch: _counts_once(bound, batch),
+        )
 
 
 def loss_batch(
@@ -98,12 +112,14 @@ def loss_batch(
     *,
     on_policy: bool = False,
     gaps: Sequence[float] | None = None,
+    step: int = 0,
 ) -> LossInputs:
     """Build a micro-batch of some of the batch's rollouts, all of them unless said otherwise.
 
     Args:
         on_policy: `old_logprobs` equal `logprobs`.
         gaps: log-ratios that take turns over the tokens.
+        step: number of the training step, in `metadata` as the engine has it.
     """
     rollouts = range(len(batch.group)) if rollouts is None else rollouts
     logprobs = batch.numbers("logprobs", -3.0, -0.5)
@@ -134,6 +150,7 @@ def loss_batch(
         turn=batch.permute_tokens(batch.turns(), rollouts),
         step_old_logprobs=batch.permute_tokens(whole["old_logprobs"], step_order),
         step_advantages=batch.permute_tokens(whole["advantages"], step_order),
+        metadata={"step": step},
         **chosen,
     )
 
@@ -215,6 +232,24 @@ def _split(bound: Bound, batch: Batch) -> None:
             f"in two micro-batches the {what} are {shown(joined)} instead of "
             f"{shown(usual[index])}; x.step_old_logprobs and x.step_advantages hold the whole step",
         )
+
+
+def _in_step(bound: Bound, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+    return evaluate(bound, loss_batch(bound, batch, step=step))
+
+
+def _counts_once(bound: Bound, batch: Batch) -> None:
+    middle = len(batch.group) // 2
+    whole, parts = bound.ref.resolve(), bound.ref.resolve()
+    evaluate(whole, loss_batch(bound, batch))
+    for half in (range(middle), range(middle, len(batch.group))):
+        evaluate(parts, loss_batch(bound, batch, half))
+    expected, got = _in_step(whole, batch, 1), _in_step(parts, batch, 1)
+    require(
+        _same(expected, got),
+        f"after a step in two micro-batches the values are {shown(got[0])} instead of "
+        f"{shown(expected[0])}; a new x.metadata['step'] begins a step",
+    )
 
 
 def _mutates(bound: Bound, batch: Batch) -> None:

@@ -21,6 +21,7 @@ from rlx.testing.estimators import check_estimator
 from rlx.testing.losses import check_loss
 from rlx.testing.rewards import check_reward
 from rlx.testing.samplers import check_sampler
+from rlx.testing.trackers import check_tracker
 from rlx.testing.violations import Checker, ConformanceError, Violation
 
 CHECKS: dict[str, Callable[..., None]] = {
@@ -30,6 +31,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "rewards": check_reward,
     "agents": check_agent,
     "samplers": check_sampler,
+    "trackers": check_tracker,
 }
 EXAMPLE_TAG = "example"
 """`@rlx.component(example={"pattern": "x"})`: values for parameters that have no default."""

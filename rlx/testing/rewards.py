@@ -16,7 +16,13 @@ from hypothesis.strategies import SearchStrategy
 from rlx.core.component import Bound
 from rlx.core.rewards import Reward, RewardInputs, as_reward, excerpt
 from rlx.testing.cases import require
-from rlx.testing.components import bind, check_parameters, check_travel
+from rlx.testing.components import (
+    bind,
+    check_parameters,
+    check_state,
+    check_travel,
+    restarted,
+)
 from rlx.testing.samples import reward_inputs
 from rlx.testing.violations import EXAMPLES, Broken, Checker, label_of
 
@@ -45,7 +51,7 @@ def check_reward(
         examples: generated samples per rule.
         params: parameters of the component.
     """
-    bound = bind("rewards", target, params)
+    bound = restarted(bind("rewards", target, params))
     checker = Checker(f"reward {label_of(target)}", examples=examples, render=_render)
     columns = bound.tags.extra.get(COLUMNS_TAG, {})
     own = list(samples or ())
@@ -82,6 +88,7 @@ def _check_inputs(checker: Checker, bound: Bound, ordinary: SearchStrategy[Rewar
 
 def _check_manners(checker: Checker, bound: Bound, ordinary: SearchStrategy[RewardInputs]) -> None:
     lists = st.lists(ordinary, min_size=1, max_size=4)
+    check_state(checker, bound, lists, lambda one, xs, _: score(one, xs), _equal)
     checker.holds("leaves its inputs as they are", lists, lambda xs: _mutates(bound, xs))
     checker.holds("is deterministic", lists, lambda xs: _deterministic(bound, xs))
     checker.holds("gives the same in parallel threads", lists, lambda xs: _threads(bound, xs))

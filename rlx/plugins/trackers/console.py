@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -88,8 +89,9 @@ class Console:
 
     def close(self, error: BaseException | None = None) -> None:
         self._stop_live()
-        if len(self._rewards) > 1:
-            self._print(learning_curve(self._rewards, width=min(self._console.width, 80)))
+        known = [(step, reward) for step, reward in self._rewards if math.isfinite(reward)]
+        if len(known) > 1:
+            self._print(learning_curve(known, width=min(self._console.width, 80)))
 
     def __rich__(self) -> Panel:
         """The panel's present content (called by rich at each refresh)."""
@@ -142,7 +144,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     >>> sparkline([0.0, 0.5, 1.0], 3)
     '▁▅█'
     """
-    shown = [value for value in values if value == value][-width:]
+    shown = [value for value in values if math.isfinite(value)][-width:]
     if not shown:
         return ""
     low, high = min(shown), max(shown)
@@ -230,4 +232,4 @@ def _earlier_rewards(path: Path) -> list[tuple[int, float]]:
     if not path.is_file():
         return []
     records = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return [(r["step"], r["reward/mean"] or 0.0) for r in records if "reward/mean" in r]
+    return [(r["step"], r["reward/mean"]) for r in records if r.get("reward/mean") is not None]
