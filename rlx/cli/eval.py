@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -159,7 +160,7 @@ def find_target(source: str | None, root: Path) -> Target:
                 fix=did_you_mean(Path(source).name, siblings) or "`rlx runs list` shows the runs",
             )
         return Target(model=source)
-    checkpoint = find_checkpoint(source, root)
+    checkpoint = _below_here(find_checkpoint(source, root))
     run = checkpoint.parent.parent
     step = re.fullmatch(r"step-(\d+)", checkpoint.name)
     return Target(
@@ -168,6 +169,12 @@ def find_target(source: str | None, root: Path) -> Target:
         run=run if (run / CONFIG_NAME).is_file() else None,
         step=int(step.group(1)) if step else 0,
     )
+
+
+def _below_here(path: Path) -> Path:
+    """Relative to the working directory where it lies below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _settings(
@@ -253,7 +260,9 @@ def _report(job: EvalJob, found: Evaluation, folder: Path, source: str | None) -
     from rlx.core.engine.evaluate import RESULTS_NAME, SAMPLES_NAME
 
     out, plan = console(), job.plan
-    out.print(results_table(found))
+    table = results_table(found)
+    wide = out.options.update_width(1000)
+    out.print(table, width=Measurement.get(out, wide, table).maximum, crop=False)
     how = "greedy" if plan.sampling.temperature == 0 else f"temperature {plan.sampling.temperature}"
     out.print(
         f"{plan.samples} rollout{'s' if plan.samples > 1 else ''} a task, {how}; "
@@ -267,7 +276,7 @@ def _report(job: EvalJob, found: Evaluation, folder: Path, source: str | None) -
     out.print(f"files in {folder}/")
     for label, name in (("results", RESULTS_NAME), ("rollouts", SAMPLES_NAME)):
         out.print(f"  {label:<12} {name}")
-    same = f"rlx eval {shlex.quote(source)} …" if source else "rlx eval"
+    same = f"rlx eval {shlex.quote(source)} …" if source else "rlx eval …"
     more = f"{same} --samples 8" if plan.samples == 1 else f"{same} --temperature 0 --samples 1"
     next_step(more, f"rlx train --model {shlex.quote(job.config.model)}")
 
@@ -280,7 +289,7 @@ def results_table(found: Evaluation) -> Table:
     for name in ("tokens", "truncated", *(["failed"] if _any_failed(found) else [])):
         table.add_column(name)
     for column in table.columns[1:]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     for name, result in sources.items():
         error = "" if math.isnan(result.mean_stderr) else f" ± {result.mean_stderr:.3f}"
         row = [name, f"{result.tasks:,}", f"{_text(result.mean, '.3f')}{error}"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -198,9 +199,9 @@ def load_sources(
             )
         except UsageError as error:
             place = (error.where or "data").replace("data.", f"{key}.{number}.", 1)
-            raise UsageError(
-                f"{item.path}: {error.what}", where=place, fix=error.fix
-            ) from error.__cause__
+            named = Path(item.path).name in error.what
+            what = error.what if named else f"{item.path}: {error.what}"
+            raise UsageError(what, where=place, fix=error.fix) from error.__cause__
         name = item.name or source.name
         if name in taken:
             raise UsageError(
