@@ -61,11 +61,18 @@ def _dry_run(settings: Settings, plugins: PluginSystem, *, resume: bool) -> None
 
     plan = prepare(settings.config, plugins=plugins, resume=resume, origins=settings.origins)
     typer.echo(dump_yaml(settings.config, settings.origins), nl=False)
-    skipped = plan.tasks.skipped_too_long
-    console(stderr=True).print(
-        f"{len(plan.tasks.tasks):,} tasks"
-        + (f", {skipped:,} skipped because their prompts are too long" if skipped else "")
-    )
+    out = console(stderr=True)
+    for label, sources in (
+        ("training", plan.tasks.sources),
+        ("evaluation", plan.evaluation.sources if plan.evaluation else ()),
+    ):
+        for source in sources:
+            skipped, share = source.skipped_too_long, source.probability
+            out.print(
+                f"{label}: {len(source.tasks):,} tasks of {source.name}"
+                + (f", {share:.1%} of the draws" if share else "")
+                + (f", {skipped:,} skipped because their prompts are too long" if skipped else "")
+            )
     next_step("rlx train with the same options", "rlx plan", stderr=True)
 
 

@@ -99,6 +99,15 @@ class Source:
         """Rows left out because their prompt is too long; 0 while lengths are not checked."""
         return self.rows - len(self.tasks)
 
+    def describe(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "tasks": len(self.tasks),
+            "probability": self.probability,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:

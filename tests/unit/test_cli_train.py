@@ -40,7 +40,8 @@ class Engine:
 
     def prepare(self, config: RunConfig, **more: Any) -> Any:
         self.prepared.append(config)
-        return SimpleNamespace(tasks=SimpleNamespace(tasks=[1, 2], skipped_too_long=3))
+        source = SimpleNamespace(name="data", tasks=[1, 2], skipped_too_long=3, probability=0.5)
+        return SimpleNamespace(tasks=SimpleNamespace(sources=[source]), evaluation=None)
 
 
 @pytest.fixture
@@ -51,8 +52,9 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     for name in [name for name in __import__("os").environ if name.startswith("RLX_")]:
         monkeypatch.delenv(name)
     engine = Engine(tmp_path / "runs" / "x")
-    module = SimpleNamespace(train=engine.train, prepare=engine.prepare)
-    monkeypatch.setitem(sys.modules, "rlx.core.engine.train", module)
+    for name in ("train", "prepare"):
+        module = SimpleNamespace(**{name: getattr(engine, name)})
+        monkeypatch.setitem(sys.modules, f"rlx.core.engine.{name}", module)
     return engine
 
 
@@ -167,7 +169,8 @@ def test_a_dry_run_prints_a_configuration_that_can_be_run(
 ) -> None:
     code, out, err = rlx("train", *MODEL, "--lr", "3e-5", "--dry-run")
     assert code == 0
-    assert err.startswith("2 tasks, 3 skipped because their prompts are too long\nnext: ")
+    line = "2 tasks of data, 50.0% of the draws, 3 skipped because their prompts are too long"
+    assert err.startswith(f"training: {line}\nnext: ")
     assert (len(engine.prepared), engine.calls) == (1, [])
     assert not Path("runs").exists()
     Path("again.yaml").write_text(out)

@@ -291,6 +291,11 @@ class _Session:
             plugins=self._plan.plugins.manifest(self._plan.selection.components),
             facts={
                 **facts,
+                "sources": [source.describe() for source in self._plan.tasks.sources],
+                "evaluation": [
+                    source.describe()
+                    for source in (self._plan.evaluation.sources if self._plan.evaluation else ())
+                ],
                 "tasks": len(self._plan.tasks.tasks),
                 "prompts_too_long": self._plan.tasks.skipped_too_long,
                 "origins": dict(self._plan.origins),
