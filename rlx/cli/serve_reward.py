@@ -68,7 +68,7 @@ def serve_reward(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="As in rlx train: --set rewards.0.pattern=…", metavar="KEY=VALUE"
+            "--set", help="As in rlx train: --set rewards.regex.pattern=…", metavar="KEY=VALUE"
         ),
     ] = None,
 ) -> None:
@@ -107,8 +107,8 @@ def _selected(rewards: list[str], models: list[str], files: list[Path], sets: li
     from rlx.core.settings import load_settings
 
     chosen: list[Any] = list(rewards)
-    # What a batch carries is for the caller of a server to say; here it is one forward pass.
-    chosen += [{"name": "model", "params": {"model": path, "scope": "batch"}} for path in models]
+    if models:  # what callers ask together is one forward pass
+        chosen.append({"name": "model", "params": {"model": models, "scope": "batch"}})
     if not chosen and not files:
         raise UsageError(
             "there is nothing to serve",
@@ -158,8 +158,8 @@ def _explain(url: str, names: str, token: str | None, variable: str, made: bool)
     out.print(
         f"try:     curl -s {url}/score -H 'Content-Type: application/json'{header} -d '{body}'"
     )
-    used = f" --set rewards.0.token_env={variable}" if token else ""
-    next_step(f"rlx train --reward remote --set rewards.0.url={url}{used}")
+    used = f" --set rewards.remote.token_env={variable}" if token else ""
+    next_step(f"rlx train --reward remote --set rewards.remote.url={url}{used}")
     sys.stdout.flush()
 
 

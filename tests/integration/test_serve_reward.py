@@ -48,7 +48,7 @@ def test_what_it_prints_can_be_run(tmp_path: Path) -> None:
         (reward,) = json.loads(answer.stdout)["rewards"]
         assert reward["score"] == 1.5
         assert reward["parts"] == {"exact_match": 1.0, "regex": 1.0}
-        assert f"rlx train --reward remote --set rewards.0.url={server.url}" in text
+        assert f"rlx train --reward remote --set rewards.remote.url={server.url}" in text
         assert server.end() == 0
         assert "served 1 samples in 1 requests" in server.log.read_text()
 
@@ -79,7 +79,7 @@ def test_a_server_that_others_can_reach_makes_a_token(tmp_path: Path) -> None:
         assert httpx.post(url, json=body).status_code == 401
         headers = {"Authorization": f"Bearer {token.group(1)}"}
         assert httpx.post(url, json=body, headers=headers).json() == {"rewards": []}
-        assert "--set rewards.0.token_env=RLX_REWARD_TOKEN" in text
+        assert "--set rewards.remote.token_env=RLX_REWARD_TOKEN" in text
 
 
 def test_a_token_of_ones_own_is_used_and_not_printed(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class HttpPool:
         self._token_env = token_env
         self._timeout = timeout
         self._attempts = retries + 1
+        self._backoff = backoff
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
             WeakKeyDictionary()
         )
@@ -77,26 +78,9 @@ class HttpPool:
             UsageError: the server refuses the request; to send it again would not help.
             ComponentError: no endpoint answered in all attempts.
         """
-        return await self._post(self._client(), body, key, self._attempts)
-
-    def check(self, body: bytes, *, key: str) -> None:
-        """Wait until one endpoint answers `body`; raises `UsageError` when none does."""
-
-        async def ask() -> None:
-            async with self._new_client() as client:
-                await self._post(client, body, key, min(self._attempts, _START_ATTEMPTS))
-
-        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop of its own
-            try:
-                thread.submit(asyncio.run, ask()).result()
-            except ComponentError as error:
-                raise UsageError(
-                    str(error), where="url", fix="start the server, or correct the address"
-                ) from None
-
-    async def _post(self, client: httpx.AsyncClient, body: bytes, key: str, attempts: int) -> Any:
+        client = self._client()
         failures: dict[str, str] = {}
-        for _ in range(attempts):
+        for _ in range(self._attempts):
             endpoint = await self._next()
             endpoint.running += 1
             try:
@@ -109,9 +93,36 @@ class HttpPool:
                 return answer
             finally:
                 endpoint.running -= 1
-        reasons = "; ".join(f"{url}: {reason}" for url, reason in failures.items())
-        tries = "one attempt" if attempts == 1 else f"{attempts} attempts"
-        raise ComponentError(f"no answer in {tries}: {reasons}")
+        raise ComponentError(_no_answer(self._attempts, failures))
+
+    def check(self, body: bytes, *, key: str) -> None:
+        """Ask all until one answers; raises `UsageError` when one refuses or none answers."""
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop of its own
+            failures = thread.submit(asyncio.run, self._ask_all(body, key)).result()
+        if failures:
+            raise UsageError(
+                _no_answer(min(self._attempts, _START_ATTEMPTS), failures),
+                where="url",
+                fix="start the server, or correct the address",
+            )
+
+    async def _ask_all(self, body: bytes, key: str) -> dict[str, str]:
+        """Why each endpoint didn't answer; empty when one did."""
+        failures: dict[str, str] = {}
+        async with self._new_client() as client:
+            for attempt in range(min(self._attempts, _START_ATTEMPTS)):
+                if attempt:
+                    await asyncio.sleep(min(self._backoff * 2 ** (attempt - 1), LONGEST_REST))
+                answers = (self._once(client, one.url, body, key) for one in self._endpoints)
+                outcomes = await asyncio.gather(*answers, return_exceptions=True)
+                for endpoint, outcome in zip(self._endpoints, outcomes, strict=True):
+                    if isinstance(outcome, _PassingError):
+                        failures[endpoint.url] = str(outcome)
+                    elif isinstance(outcome, BaseException):
+                        raise outcome
+                if not all(isinstance(outcome, _PassingError) for outcome in outcomes):
+                    return {}
+        return failures
 
     async def _next(self) -> _Endpoint:
         """The endpoint for the next attempt, once it has rested."""
@@ -234,6 +245,12 @@ def _authorization(token_env: str | None) -> dict[str, str]:
             fix=f"export {token_env}=…",
         )
     return {"Authorization": f"Bearer {token}"}
+
+
+def _no_answer(attempts: int, failures: Mapping[str, str]) -> str:
+    reasons = "; ".join(f"{url}: {reason}" for url, reason in failures.items())
+    tries = "one attempt" if attempts == 1 else f"{attempts} attempts"
+    return f"no answer in {tries}: {reasons}"
 
 
 def _reason(response: httpx.Response) -> str:
