@@ -18,7 +18,7 @@ class UsageError(RlxError):
 
     Args:
         what: one sentence that says what is wrong.
-        where: where the value came from (`--set estimator.eps`, `run.yaml: data.path`, a file name).
+        where: where the value came from (`--set estimator.eps`, `run.yaml:12`, a file name).
         fix: what to write instead.
     """
 
@@ -62,7 +62,7 @@ class NonFiniteError(ComponentError, EngineError):
         self.token = token
 
 
-class RunInterrupted(RlxError):
+class RunInterrupted(RlxError):  # noqa: N818 - an orderly end, not a failure
     """Ctrl-C or SIGTERM ended the run in an orderly way."""
 
 
