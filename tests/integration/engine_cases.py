@@ -49,24 +49,54 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
+def make_mixture(folder: Path) -> Path:
+    """A mixture of four experts."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_local_experts=4,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=0,
+        eos_token_id=END,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        MixtralForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def load(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def write_weights(model: Any, path: Path, version: int) -> WeightsFile:
-    from safetensors.torch import save_file
+def describe_weights(path: Path, version: int) -> WeightsFile:
+    """What a learner says of the file that it wrote."""
+    from safetensors.torch import load_file
 
-    tensors = {name: value.detach() for name, value in model.named_parameters()}
-    save_file(tensors, path)
     return WeightsFile(
         path=str(path),
         version=version,
         bytes=path.stat().st_size,
         seconds=0.0,
-        checksum=checksum(tensors.items()),
+        checksum=checksum(load_file(path).items()),
     )
+
+
+def write_weights(model: Any, path: Path, version: int) -> WeightsFile:
+    from safetensors.torch import save_file
+
+    save_file({name: value.detach() for name, value in model.named_parameters()}, path)
+    return describe_weights(path, version)
 
 
 def perturbed(folder: Path, *, seed: int = 1) -> Any:

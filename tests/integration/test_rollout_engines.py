@@ -19,11 +19,13 @@ from engine_cases import (
     END,
     VOCABULARY,
     collect,
+    describe_weights,
     generate,
     held_at,
     load,
     logprob_error,
     make_engine,
+    make_mixture,
     make_model,
     perturbed,
     prompts,
@@ -31,6 +33,7 @@ from engine_cases import (
     requests,
     write_weights,
 )
+from safetensors.torch import save_file
 
 from rlx.core.engine.rollout.async_engine import AsyncEngine
 from rlx.core.errors import EngineError
@@ -270,6 +273,45 @@ def test_weights_loaded_in_flight_are_used_from_the_next_token(
             assert np.abs(expected - generation.logprobs)[part].max(initial=0) < 1e-4
         longest = max(longest, len(generation.tokens))
     assert longest > 6
+
+
+@pytest.mark.parametrize("kind", ["vllm", "transformers"])
+def test_weights_arrive_under_checkpoint_names(kind: str, tmp_path: Path) -> None:
+    """Experts are fused in a transformers model and split in files; learners write the latter."""
+    folder = make_mixture(tmp_path / "model")
+    changed = perturbed(folder)
+    changed.save_pretrained(tmp_path / "changed")
+    weights = describe_weights(tmp_path / "changed" / "model.safetensors", 1)
+    wanted = requests(prompts(6), temperature=0.0)
+    engine = make_engine(kind, folder)
+    try:
+        assert logprob_error(load(folder), wanted, generate(engine, wanted)) < 1e-4
+        asyncio.run(engine.load_weights(weights))
+        assert logprob_error(changed, wanted, generate(engine, wanted)) < 1e-4
+    finally:
+        asyncio.run(engine.stop())
+
+
+@pytest.mark.parametrize("change", ["lack", "unknown", "shape"])
+def test_weights_of_another_model_are_refused(
+    change: str, folder: Path, model: Any, tmp_path: Path
+) -> None:
+    tensors = {name: value.detach().clone() for name, value in model.named_parameters()}
+    if change == "lack":
+        del tensors["model.norm.weight"]
+    elif change == "unknown":
+        tensors["model.extra"] = torch.zeros(3)
+    else:
+        tensors["model.norm.weight"] = torch.zeros(3)
+    save_file(tensors, tmp_path / "1.safetensors")
+    weights = describe_weights(tmp_path / "1.safetensors", 1)
+    for kind in ("transformers", "vllm"):
+        engine = make_engine(kind, folder)
+        try:
+            with pytest.raises(EngineError):
+                asyncio.run(engine.load_weights(weights))
+        finally:
+            asyncio.run(engine.stop())
 
 
 def test_damaged_weights_are_refused_and_the_old_ones_kept(

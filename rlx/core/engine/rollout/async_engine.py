@@ -63,7 +63,11 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._open = True
         self._thread.start()
-        return self._submit(self._core.start).result()
+        try:
+            return self._submit(self._core.start).result()
+        except BaseException:
+            self._close()
+            raise
 
     async def generate(
         self, requests: Sequence[GenerateRequest]
@@ -108,13 +112,17 @@ class AsyncEngine:
         thread = self._thread
         if thread is None:
             return
+        self._close()
+        await asyncio.to_thread(thread.join)
+        if self._stop_error is not None:
+            raise self._stop_error
+
+    def _close(self) -> None:
+        """Take no more commands; the thread ends after those that it has."""
         with self._lock:
             if self._open:
                 self._open = False
                 self._commands.put(None)
-        await asyncio.to_thread(thread.join)
-        if self._stop_error is not None:
-            raise self._stop_error
 
     # From here on: the engine's thread, except `_submit` and `_ask`.
 

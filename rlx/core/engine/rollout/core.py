@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
@@ -70,12 +69,13 @@ def check_request(request: GenerateRequest, *, context_length: int, vocabulary: 
 
 
 def end_token_ids(model: str, config: Any) -> tuple[int, ...]:
-    """End-of-sequence tokens of a model: of `generation_config.json` and of the model's config."""
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = [getattr(config, "eos_token_id", None), getattr(text_config, "eos_token_id", None)]
-    path = Path(model, "generation_config.json")
-    if path.is_file():
-        found.append(json.loads(path.read_text()).get("eos_token_id"))
+    """End-of-sequence tokens of a model: of its generation config and of its config."""
+    from transformers import GenerationConfig
+
+    found = [config.eos_token_id, config.get_text_config().eos_token_id]
+    # A checkpoint need not have one.
+    with contextlib.suppress(OSError):
+        found.append(GenerationConfig.from_pretrained(model).eos_token_id)
     return merged(*(_ids(item) for item in found))
 
 

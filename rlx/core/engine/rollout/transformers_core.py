@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -298,21 +298,37 @@ def _copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     `state_dict` names tied tensors more than once; one of the names is enough.
     """
     state = model.state_dict(keep_vars=True)
-    unknown = [name for name in tensors if name not in state]
-    if unknown:
-        raise EngineError(f"the published weights have unknown tensors: {', '.join(unknown[:5])}")
+    if any(name not in state for name in tensors):
+        tensors = _converted(model, tensors)
     reached = {state[name].data_ptr() for name in tensors}
     missing = [name for name, value in state.items() if value.data_ptr() not in reached]
-    if missing:
-        raise EngineError(f"the published weights lack {', '.join(missing[:5])}")
-    for name, tensor in tensors.items():
-        if state[name].shape != tensor.shape:
-            raise EngineError(
-                f"the published {name} has shape {list(tensor.shape)}, "
-                f"the model's has {list(state[name].shape)}"
-            )
+    _refuse("lack", missing)
+    _refuse(
+        "have the wrong shape for",
+        [name for name, tensor in tensors.items() if state[name].shape != tensor.shape],
+    )
     for name, tensor in tensors.items():
         state[name].copy_(tensor)
+
+
+def _converted(model: Any, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Weights under the model's own names, from checkpoint names (which split experts, say)."""
+    with _without_zero3():
+        loaded, report = type(model).from_pretrained(
+            None,
+            config=model.config,
+            state_dict=dict(tensors),
+            dtype=model.dtype,
+            output_loading_info=True,
+        )
+    _refuse("have unknown tensors:", report["unexpected_keys"])
+    _refuse("lack", report["missing_keys"])
+    return loaded.state_dict()
+
+
+def _refuse(problem: str, names: Collection[str]) -> None:
+    if names:
+        raise EngineError(f"the published weights {problem} {', '.join(sorted(names)[:5])}")
 
 
 @contextmanager

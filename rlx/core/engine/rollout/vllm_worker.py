@@ -24,7 +24,8 @@ class WorkerExtension:
         """Replace the weights in place.
 
         Raises:
-            EngineError: the file does not fit the model; the old weights stay.
+            EngineError: the file is missing or damaged; the old weights stay. Any other error, a
+                tensor of the wrong name or shape among them, leaves the model unusable.
         """
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
@@ -33,6 +34,7 @@ class WorkerExtension:
 
         model = self.model_runner.get_model()
         with open_weights(weights) as tensors:
+            unpack_experts(model)
             initialize_layerwise_reload(model)
             loaded = model.load_weights(iter(tensors.items()))
             finalize_layerwise_reload(model, self.model_config)
@@ -47,6 +49,22 @@ def missing_parameters(model: Any, config: Any, loaded: set[str] | None) -> list
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
     names = {name for name, _ in model.named_parameters()} - (loaded or set())
     return sorted(name for name in names if not (tied and "lm_head" in name))
+
+
+def unpack_experts(model: Any) -> None:
+    """Make vLLM's CPU backend pack the experts of a mixture again when new ones arrive.
+
+    Once a layer has a kernel, a reload skips the packing and copies plain weights into packed
+    storage: log-probs off by several units, without any error.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def repack_tied_heads(model: Any) -> None:
