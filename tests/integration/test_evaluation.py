@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import arguments, metrics, run, weights
+from runs import arguments, metrics, run, start, weights
 
 pytestmark = pytest.mark.engine
 
@@ -62,6 +64,45 @@ def test_a_resumed_run_evaluates_as_the_whole_one_and_keeps_its_best(workspace: 
         assert (folder / "best" / "model" / "config.json").is_file()
         kept = {path.name for path in folder.glob("step-*")}
         assert kept == {f"step-{best:06d}", "step-000006"}
+
+
+SLOW_REWARD = """
+import time
+from pathlib import Path
+
+def digits(sample):
+    if "-" in sample.prompt and Path("slow").exists():
+        time.sleep(0.5)
+    return sum(c.isdigit() for c in sample.response) / max(len(sample.response), 1)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupted_evaluation_is_made_up_for(workspace: Path):
+    write_test_data(workspace)
+    (workspace / "slowly.py").write_text(SLOW_REWARD)
+
+    def words(output: str) -> list[str]:
+        plain = [*base(output, 3), "--eval-data", "test.jsonl", "--eval-every", "2"]
+        return [word.replace("mypkg:", "slowly:") for word in plain]
+
+    run(workspace, words("whole"))
+    (workspace / "slow").touch()
+    (workspace / "log.txt").unlink()
+    process = start(workspace, words("parts"))
+    deadline = time.monotonic() + 60
+    while "evaluating" not in (workspace / "log.txt").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert [record["step"] for record in metrics(workspace / "parts")] == [1, 2]
+    (workspace / "slow").unlink()
+    run(workspace, [*words("parts"), "--resume"])
+    assert weights(workspace / "parts") == weights(workspace / "whole")
+    whole, parts = (split(metrics(workspace / name)) for name in ("whole", "parts"))
+    assert parts == whole
+    assert [record["step"] for record in metrics(workspace / "parts")] == [1, 2, 2, 3]
 
 
 def test_rlx_eval_gives_what_training_reported(workspace: Path):
