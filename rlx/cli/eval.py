@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rlx.cli.export import find_checkpoint
-from rlx.cli.output import console, next_step, print_warning
+from rlx.cli.output import console, next_step, print_notice, print_warning
 from rlx.core.config import RunConfig, SourceConfig
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.run import CONFIG_NAME, EVALS_NAME
@@ -133,8 +133,14 @@ def evaluate(
     _check_output(folder)
     from rlx.core.engine.evaluate import evaluate as run_evaluation
     from rlx.core.engine.evaluate import prepare_evaluation
+    from rlx.core.plugins import PluginSystem
 
-    job = prepare_evaluation(settings.config, origins=settings.origins)
+    plugins = PluginSystem.load(
+        disable=settings.config.plugins.disable, required=settings.config.plugins.required
+    )
+    for notice in plugins.notices:
+        print_notice(notice)
+    job = prepare_evaluation(settings.config, plugins=plugins, origins=settings.origins)
     for finding in job.warnings:
         print_warning(finding.what, finding.fix)
     with _shown() as (status, progress):

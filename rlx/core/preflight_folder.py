@@ -45,7 +45,8 @@ def _check_space(case: Case, place: Path) -> Iterator[Finding]:
     critic = "values" in case.selection.requires
     one = sizes.checkpoint_bytes(config, case.info, parameters, critic=critic)
     weights = sizes.weight_bytes(parameters, sizes.learner_dtype(config, case.info))
-    kept = 1 if config.checkpoint.every == 0 else config.checkpoint.keep + 1
+    best = config.checkpoint.best is not None
+    kept = 1 if config.checkpoint.every == 0 and not best else config.checkpoint.keep + 1 + best
     free, needed = shutil.disk_usage(place).free, kept * one + weights * config.checkpoint.export
     space = f"{place} has {sizes.gib(free)} free"
     if free < one:
