@@ -121,11 +121,12 @@ class Learner(Protocol):
         ...
 
     def score(self, batch: TrainBatch) -> np.ndarray:
-        """Log-probs [N] of this rank's batch under the current weights, no gradient."""
+        """Log-probs (a critic: values) [N] of this rank's batch under the current weights."""
         ...
 
-    def update(self, batch: TrainBatch, *, step: int) -> UpdateResult | None:
-        """Train on this rank's share. None when `abort` came before the first optimizer step."""
+    def update(self, batches: Sequence[TrainBatch], *, step: int) -> UpdateResult | None:
+        """Train on this rank's share of each optimizer step, in order. None when `abort` came
+        before the first one."""
         ...
 
     def abort(self) -> None:
