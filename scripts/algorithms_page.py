@@ -28,7 +28,8 @@ INTRODUCTION = """\
 # Algorithms
 
 Every algorithm is a component: choose one by name (`--estimator rloo --loss cispo --correction tis`), look at one with
-`rlx plugins show KIND NAME`. This page is made from the components' docstrings by `make docs`.
+`rlx plugins show KIND NAME`. This page is made from the components' docstrings by `make docs`; how each one learns the embedded
+task is in [results.md](results.md).
 
 Notation: per-token quantities lie flat over the action tokens `[N]`, rollouts on `[B]`. `R` is a rollout's total reward, `mean_g`
 and `std_g` are over its group, `G_g` is the group's size, `A` the advantage, `ρ = exp(clamp(log π − log π_old, ±20))`, `sg` stops
