@@ -1,14 +1,14 @@
 """Make the embedded model: `python -m rlx.embedded.make --output DIR`.
 
 A two-layer Llama over bytes, small enough to ship and real enough to go through every part of
-rlx: grouped-query attention, tied embeddings, a fast tokenizer with BOS and EOS. A short supervised
-phase leaves it in the state from which reinforcement learning starts in practice: it *can* do the task and
-mostly doesn't. Its teacher is careless: asked for one thing it does, more often than not, one of the
-others, and it slips on letters besides. The student copies that distribution; so sampled
-answers are right about one time in three, the greedy answer is often wrong, and what a reward
-teaches it (heed the instruction, don't slip) holds for strings it has never seen.
+rlx: grouped-query attention, tied embeddings, a fast tokenizer with BOS and EOS. A short
+supervised phase leaves it where reinforcement learning starts in practice: it *can* do the task
+and mostly doesn't. It first learns the right answers; the last steps then teach it doubt, by
+spreading a share of every target over all letters. About 0.35 of the sampled answers are right,
+while the right answer is nearly always the likeliest one. What the reward then teaches is to rely on
+what it knows, for strings that it has never seen; it does not teach new skills.
 
-Takes about a minute on two cores. The same torch on the same machine makes the same bytes.
+Takes a minute on two free cores. The same torch on the same machine makes the same bytes.
 """
 
 from __future__ import annotations
