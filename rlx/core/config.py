@@ -6,6 +6,7 @@ Where each value came from is kept beside it by `rlx.core.settings`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,6 +79,24 @@ def split_weight(text: str) -> tuple[str, float]:
         return (head, float(tail)) if head else (text, 1.0)
     except ValueError:
         return text, 1.0
+
+
+def short_names(names: Sequence[str], *, taken: Collection[str] = ()) -> list[str]:
+    """Return a short name for each component, as metrics and settings have it; numbered where one
+    comes again or is `taken`.
+
+    >>> short_names(["math", "my.pkg:style", "rewards/file.py:style", "dist/math", "trl.py"])
+    ['math', 'style', 'style_2', 'math_2', 'trl']
+    """
+    used, result = set(taken), []
+    for name in names:
+        short = name.rpartition(":")[2].rpartition("/")[2].removesuffix(".py") or "component"
+        number, unique = 2, short
+        while unique in used:
+            unique, number = f"{short}_{number}", number + 1
+        used.add(unique)
+        result.append(unique)
+    return result
 
 
 def _as_list(value: Any) -> Any:

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.core.config import ComponentConfig, Part, RewardConfig, RunConfig, split_weight
+from rlx.core.config import (
+    ComponentConfig,
+    Part,
+    RewardConfig,
+    RunConfig,
+    short_names,
+    split_weight,
+)
 from rlx.core.errors import did_you_mean
 from rlx.core.settings_schema import field_at, nearest_key, options_of, section_of, with_hint
 from rlx.core.yaml_text import dump_value, parse_value
@@ -291,11 +298,14 @@ def _blank(kind: type[ComponentConfig]) -> dict[str, Any]:
 
 
 def _find_item(items: list[dict[str, Any]], rest: str) -> tuple[int, str] | None:
-    """Index and remaining key of `0.weight` or `overlong.weight`; names may hold dots."""
+    """Index and remaining key of `0.weight` or `overlong.weight`; names may hold dots. The short
+    one that metrics show will do: `style.weight` of `my.pkg:style`."""
     word, _, below = rest.partition(".")
     if word.isdigit():
         return (int(word), below) if int(word) < len(items) else None
-    for index, item in enumerate(items):
-        if rest == item["name"] or rest.startswith(f"{item['name']}."):
-            return index, rest[len(item["name"]) + 1 :]
+    names = [str(item["name"]) for item in items]
+    for candidates in (names, short_names(names)):
+        for index, name in enumerate(candidates):
+            if rest == name or rest.startswith(f"{name}."):
+                return index, rest[len(name) + 1 :]
     return None

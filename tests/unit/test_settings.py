@@ -265,3 +265,10 @@ def test_the_recipe_s_task_settings_go_with_its_task() -> None:
     assert own.origin("rewards.0.name") == "default"
     with_task = load_settings(flags={"model": MODEL}, env={})
     assert with_task.config.rewards == load_settings(env={}).config.rewards
+
+
+def test_a_reward_is_found_by_the_short_name_that_metrics_show() -> None:
+    flags = {"reward": ["my.pkg:style", "file.py:style", "dist/math"]}
+    sets = ["rewards.style.a=1", "rewards.style_2.b=2", "rewards.math.c=3", "rewards.0.d=4"]
+    rewards = load_settings(flags=flags, sets=sets, env={}).config.rewards
+    assert [reward.params for reward in rewards] == [{"a": 1, "d": 4}, {"b": 2}, {"c": 3}]

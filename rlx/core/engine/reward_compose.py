@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.core.config import RewardPolicy
+from rlx.core.config import RewardPolicy, short_names
 from rlx.core.engine.interfaces import RewardReply
 from rlx.core.rewards import RewardInputs
 
@@ -68,13 +68,4 @@ def part_names(names: Sequence[str]) -> list[str]:
     >>> part_names(["math", "my.pkg:style", "rewards/file.py:style", "dist/math", "trl.py"])
     ['math', 'style', 'style_2', 'math_2', 'trl']
     """
-    taken = set(_TAKEN)
-    result = []
-    for name in names:
-        short = name.rpartition(":")[2].rpartition("/")[2].removesuffix(".py") or "reward"
-        number, unique = 2, short
-        while unique in taken:
-            unique, number = f"{short}_{number}", number + 1
-        taken.add(unique)
-        result.append(unique)
-    return result
+    return short_names(names, taken=_TAKEN)
