@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlx.core.config import RunConfig
     from rlx.core.engine.train import train
     from rlx.core.errors import ComponentError, UsageError
-    from rlx.core.hookspecs import hookimpl
+    from rlx.core.hookspecs import RunView, WorkerContext, hookimpl
     from rlx.core.inputs import (
         Advantages,
         CorrectionInputs,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlx.core.plugins import PluginSystem, resolve
     from rlx.core.references import ComponentRef
     from rlx.core.rewards import Reward, RewardInputs
-    from rlx.core.rollouts import Group, Rollout, Task
+    from rlx.core.rollouts import Group, Rollout, Span, Task, TrainBatch
     from rlx.core.samplers import Drop
 
 _HOMES = {
@@ -50,11 +50,15 @@ _HOMES = {
     "RewardInputs": "rlx.core.rewards",
     "Rollout": "rlx.core.rollouts",
     "RunConfig": "rlx.core.config",
+    "RunView": "rlx.core.hookspecs",
+    "Span": "rlx.core.rollouts",
     "Step": "rlx.core.agents",
     "Task": "rlx.core.rollouts",
     "Tensor": "torch",
+    "TrainBatch": "rlx.core.rollouts",
     "Turn": "rlx.core.agents",
     "UsageError": "rlx.core.errors",
+    "WorkerContext": "rlx.core.hookspecs",
     "component": "rlx.core.component",
     "hookimpl": "rlx.core.hookspecs",
     "resolve": "rlx.core.plugins",
@@ -80,11 +84,15 @@ __all__ = [  # noqa: RUF022 (constants first)
     "RewardInputs",
     "Rollout",
     "RunConfig",
+    "RunView",
+    "Span",
     "Step",
     "Task",
     "Tensor",
+    "TrainBatch",
     "Turn",
     "UsageError",
+    "WorkerContext",
     "component",
     "hookimpl",
     "resolve",

@@ -171,7 +171,7 @@ def _load(name: str) -> Any:
         )
     try:
         loaded = points[0].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"the command {name!r} of {_distributions(points)} can't be imported: {error!r}",
             where=points[0].value,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlx.testing.agents import check_agent
     from rlx.testing.corrections import check_correction
     from rlx.testing.estimators import check_estimator
+    from rlx.testing.groups import group_inputs
     from rlx.testing.inputs import correction_inputs, estimator_inputs, loss_inputs
     from rlx.testing.losses import check_loss
     from rlx.testing.package import check_plugin
@@ -36,6 +37,7 @@ _HOMES = {
     "check_tracker": "trackers",
     "correction_inputs": "inputs",
     "estimator_inputs": "inputs",
+    "group_inputs": "groups",
     "loss_inputs": "inputs",
     "reward_inputs": "samples",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "check_tracker",
     "correction_inputs",
     "estimator_inputs",
+    "group_inputs",
     "loss_inputs",
     "reward_inputs",
 ]

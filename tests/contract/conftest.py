@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS / "unit"), str(TESTS / "integration")]
 
 Install = Callable[..., Path]
 
@@ -56,3 +60,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         file = getattr(sys.modules[module], "__file__", None)
         if file and Path(file).is_relative_to(tmp_path):
             del sys.modules[module]
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from runs import write_workspace
+
+    return write_workspace(tmp_path_factory.mktemp("workspace"))
+
+
+@pytest.fixture
+def workspace(template: Path, tmp_path: Path) -> Path:
+    """A fresh working directory with `tiny/`, `data.jsonl` and `mypkg.py`."""
+    folder = tmp_path / "workspace"
+    shutil.copytree(template, folder)
+    return folder

@@ -1,0 +1,1 @@
+"""A policy loss for rlx that balances pushes up against pushes down."""

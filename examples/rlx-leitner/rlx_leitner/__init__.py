@@ -1,0 +1,1 @@
+"""A sampler and a reward for rlx that both remember what was tried before."""

@@ -1,0 +1,1 @@
+"""Hooks for rlx that watch a run, and a command that looks at one."""
