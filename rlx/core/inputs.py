@@ -195,9 +195,13 @@ class EstimatorInputs(Ragged):
     logprobs: Tensor = _requires("old_logprobs")
     """[N], under the policy that is about to be trained; the same as `old_logprobs`."""
     old_logprobs: Tensor = _requires("old_logprobs")
+    """[N], under the weights before the step."""
     ref_logprobs: Tensor = _requires("ref_logprobs")
+    """[N], under the reference model."""
     rollout_logprobs: Tensor = _given("The rollout engine reported no log-probs.")
+    """[N], the engine's, of the distribution that was sampled from."""
     entropy: Tensor = _requires("entropy")
+    """[N], of the tempered distribution."""
     parts: Mapping[str, Tensor] = _given("The rewards have no named parts.")
     """Each reward component's score by name, [B], before weights."""
     part_weights: Mapping[str, float] = field(default_factory=dict)
@@ -227,7 +231,9 @@ class LossInputs(Ragged):
     advantages: Tensor
     """[N]."""
     rollout_logprobs: Tensor = _given("The rollout engine reported no log-probs.")
+    """[N], the engine's, of the distribution that was sampled from."""
     ref_logprobs: Tensor = _requires("ref_logprobs")
+    """[N], under the reference model."""
     entropy: Tensor = _requires("entropy")
     """[N], of the tempered distribution; with gradient when it is in the loss."""
     step_old_logprobs: Tensor = _given("")
@@ -236,6 +242,7 @@ class LossInputs(Ragged):
     step_advantages: Tensor = _given("")
     """[M], `advantages` of the whole optimizer step."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """`step`: number of the training step, for losses with state."""
 
     def __post_init__(self) -> None:
         Ragged.__post_init__(self)
