@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from invariance_cases import CASES, chosen, gradient, near_policy
 from learner_cases import (
     PPO,
     random_batch,
     read_weights,
     started,
 )
+from test_value_learner import change as critic_change
+from test_value_learner import started as started_critic
+from test_value_learner import value_batch
 
 from rlx.core.engine.batches import balanced_shares, take
 from rlx.core.engine.learner.learner import PolicyLearner
@@ -27,6 +31,7 @@ from rlx.core.references import ComponentRef
 from rlx.core.rollouts import TrainBatch
 
 WORLD = 2
+SPLIT = {"token_budget": 64, "row_tokens": 48}
 Weights = dict[str, np.ndarray]
 
 
@@ -55,6 +60,7 @@ class Rank:
 
     def __init__(self, model: str, folder: Path, rank: int, port: int) -> None:
         self.model, self.folder, self.rank, self.port = model, folder, rank, port
+        self.reward_model = str(folder / "reward-model")
         self.seen: dict[str, Any] = {}
 
     def learner(self, **changes: Any) -> PolicyLearner:
@@ -125,6 +131,24 @@ class Rank:
         learner._loss = healthy._loss
         self.seen["after error"] = self.change(learner, mine)
 
+    def losses(self) -> None:
+        """Every loss with every aggregation; rank 1 has more micro-batches than rank 0."""
+        learner = self.learner(zero_stage=0, **SPLIT)
+        mine = share_of(near_policy(learner), self.rank)
+        for loss, aggregation in CASES:
+            found = gradient(chosen(learner, loss, aggregation), mine)
+            self.seen[f"gradient {loss} {aggregation}"] = found
+
+    def critic(self) -> None:
+        """The critic beside the policy, in the same process group."""
+        beside = self.learner(zero_stage=1)
+        for stage in (0, 2, 3):
+            seat = {"rank": self.rank, "world": WORLD, "master_port": self.port}
+            critic = started_critic(self.reward_model, zero_stage=stage, token_budget=64, **seat)
+            mine = share_of(value_batch(), self.rank)
+            self.seen[f"critic {stage}"] = critic_change(critic, mine)
+            assert self.update(beside, share_of(random_batch(), self.rank)) is not None
+
     def files(self) -> None:
         learner = self.learner(zero_stage=3)
         written = learner.write_weights(str(self.folder / "weights.safetensors"), 3)
@@ -142,6 +166,8 @@ def main(rank: int, port: int, model: str, folder: str) -> None:
         state.checkpoint,
         state.abort,
         state.failure,
+        state.losses,
+        state.critic,
         state.files,
     ]
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import learner_ranks
 import numpy as np
 import pytest
+from invariance_cases import CASES, chosen, gradient, near_policy
 from learner_cases import (
     changed_by,
     free_port,
@@ -18,6 +19,10 @@ from learner_cases import (
     started,
     write_model,
 )
+from test_value_learner import TOLERANCE as CRITIC_TOLERANCE
+from test_value_learner import change as critic_change
+from test_value_learner import started as started_critic
+from test_value_learner import value_batch, write_reward_model
 
 from rlx.core.engine.batches import ragged_indices
 from rlx.core.engine.weights import checksum
@@ -40,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(model: str, folder: Path) -> Seen:
     """What both ranks observed (costs a start of two processes, about 30 s)."""
+    write_reward_model(model, folder / "reward-model")
     port = free_port()
     spawn = multiprocessing.get_context("spawn")
     processes = [
@@ -59,7 +65,8 @@ def ranks(model: str, folder: Path) -> Seen:
     for rank in range(learner_ranks.WORLD):
         with (folder / f"rank-{rank}.pickle").open("rb") as file:
             seen.append(pickle.load(file))
-    assert all("traceback" not in one for one in seen), seen
+    failures = [one["traceback"] for one in seen if "traceback" in one]
+    assert not failures, "\n".join(failures)
     return seen
 
 
@@ -75,6 +82,29 @@ def test_two_ranks_make_the_update_of_one(
 ) -> None:
     for seen in ranks:
         assert relative_difference(seen[f"change {stage} {budget}"], reference) < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def one_rank(model: str) -> dict[tuple[str, str], dict[str, np.ndarray]]:
+    learner = started(model)
+    batch = near_policy(learner)
+    return {case: gradient(chosen(learner, *case), batch) for case in CASES}
+
+
+@pytest.mark.parametrize(("loss", "aggregation"), CASES)
+def test_gradient_of_every_loss_is_that_of_one_rank(
+    ranks: Seen, one_rank: Any, loss: str, aggregation: str
+) -> None:
+    for seen in ranks:
+        found = seen[f"gradient {loss} {aggregation}"]
+        assert relative_difference(found, one_rank[loss, aggregation]) < 1e-5
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_critic_on_two_ranks_is_that_of_one(ranks: Seen, folder: Path, stage: int) -> None:
+    alone = critic_change(started_critic(str(folder / "reward-model")), value_batch())
+    for seen in ranks:
+        assert relative_difference(seen[f"critic {stage}"], alone) < CRITIC_TOLERANCE
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -36,15 +36,23 @@ def test_resumed_run_continues_bit_by_bit(workspace: Path) -> None:
     assert all("critic/loss" in record for record in straight)
 
 
-def test_critic_learns_where_the_same_run_without_it_has_none(workspace: Path) -> None:
-    more = "--estimator gae --set critic.lr=3e-3 --groups 16 --set estimator.lam=1.0".split()
-    records = train(workspace, "ppo", steps=30, more=more)
+def test_critic_learns_to_tell_good_rollouts_from_bad(workspace: Path) -> None:
+    """The embedded model and task, 18 steps."""
+    words = "train --estimator gae --runtime inline --engine transformers --steps 18 --output ppo"
+    critic = "--set critic.lr=5e-4 --set critic.warmup_steps=3 --set estimator.lam=1.0"
+    run(workspace, [*words.split(), *critic.split()])
+    records = metrics(workspace / "ppo")
     explained = [record["critic/explained_variance"] for record in records]
     assert explained[0] == 0
-    assert sum(explained[-5:]) / 5 > 0.3
-    assert records[-1]["reward/mean"] > records[0]["reward/mean"] + 0.2
-    plain = train(workspace, "plain", steps=1, more=[])
-    assert not [name for name in plain[0] if name.startswith("critic/")]
+    assert sum(explained[-3:]) / 3 > 0.3
+    rewards = [record["reward/mean"] for record in records]
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3
+
+
+def test_run_without_values_has_no_critic(workspace: Path) -> None:
+    (record,) = train(workspace, "plain", steps=1, more=[])
+    assert not [name for name in record if name.startswith("critic/")]
+    assert not (workspace / "plain" / "checkpoints" / "latest" / "critic").exists()
 
 
 def test_placement_of_the_critic_does_not_change_the_run(workspace: Path) -> None:
@@ -68,8 +76,8 @@ def test_two_ranks_of_policy_and_critic_in_ray(workspace: Path) -> None:
         assert ("critic-0" in logs) == (placement == "apart")
     one = train(workspace, "one", steps=2, more=PPO.split())
     for found in records.values():
-        for name, value in one[1].items():
-            assert found[1][name] == pytest.approx(value, rel=1e-2, abs=1e-3), name
+        for name in ("reward/mean", "critic/explained_variance", "policy/entropy", "critic/loss"):
+            assert found[1][name] == pytest.approx(one[1][name], rel=1e-2, abs=1e-3), name
 
 
 def test_remax_makes_one_greedy_rollout_per_task(workspace: Path) -> None:
