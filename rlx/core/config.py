@@ -30,8 +30,8 @@ class Part(BaseModel):
 class ComponentConfig(Part):
     """A component by reference, with its parameters.
 
-    Accepts `"group_norm"`, `{"name": "group_norm", "params": {"eps": 1e-6}}` and the short form
-    `{"name": "group_norm", "eps": 1e-6}`.
+    Accepts `"zscore"`, `{"name": "zscore", "params": {"eps": 1e-6}}` and the short form
+    `{"name": "zscore", "eps": 1e-6}`.
     """
 
     name: str
@@ -69,7 +69,7 @@ class RewardConfig(ComponentConfig):
 
 
 def split_weight(text: str) -> tuple[str, float]:
-    """Split `overlong:0.5` into name and weight; `pkg.mod:attr` has no weight.
+    """Split `style:0.5` into name and weight; `pkg.mod:attr` has no weight.
 
     >>> split_weight("pkg.mod:attr:0.5"), split_weight("pkg.mod:attr")
     (('pkg.mod:attr', 0.5), ('pkg.mod:attr', 1.0))
@@ -85,8 +85,8 @@ def short_names(names: Sequence[str], *, taken: Collection[str] = ()) -> list[st
     """Return a short name for each component, as metrics and settings have it; numbered where one
     comes again or is `taken`.
 
-    >>> short_names(["math", "my.pkg:style", "rewards/file.py:style", "dist/math", "trl.py"])
-    ['math', 'style', 'style_2', 'math_2', 'trl']
+    >>> short_names(["right", "my.pkg:style", "rewards/file.py:style", "dist/right", "trl.py"])
+    ['right', 'style', 'style_2', 'right_2', 'trl']
     """
     used, result = set(taken), []
     for name in names:
@@ -97,6 +97,19 @@ def short_names(names: Sequence[str], *, taken: Collection[str] = ()) -> list[st
         used.add(unique)
         result.append(unique)
     return result
+
+
+def _default(setting: str) -> Any:
+    """A field with the component, or components, that the built-in plugins name for a setting."""
+
+    def named() -> Any:
+        from rlx.plugins.defaults import DEFAULTS
+
+        kind = RewardConfig if setting == "rewards" else ComponentConfig
+        components = [kind(name=name) for name in DEFAULTS[setting]]
+        return components if setting in ("rewards", "trackers") else components[0]
+
+    return Field(default_factory=named)
 
 
 def _as_list(value: Any) -> Any:
@@ -386,19 +399,13 @@ class RunConfig(Part):
     seed: int = Field(0, ge=0)
     steps: int = Field(100, ge=1)
     """Training steps in total (a resumed run counts the steps before)."""
-    estimator: ComponentConfig = ComponentConfig(name="group_norm")
-    loss: ComponentConfig = ComponentConfig(name="ppo")
-    correction: ComponentConfig = ComponentConfig(name="none")
-    agent: ComponentConfig = ComponentConfig(name="single_turn")
-    sampler: ComponentConfig = ComponentConfig(name="uniform")
-    rewards: Annotated[list[RewardConfig], BeforeValidator(_as_list)] = [
-        RewardConfig(name="exact_match")
-    ]
-    trackers: Annotated[list[ComponentConfig], BeforeValidator(_as_list)] = [
-        ComponentConfig(name="jsonl"),
-        ComponentConfig(name="console"),
-        ComponentConfig(name="tensorboard"),
-    ]
+    estimator: ComponentConfig = _default("estimator")
+    loss: ComponentConfig = _default("loss")
+    correction: ComponentConfig = _default("correction")
+    agent: ComponentConfig = _default("agent")
+    sampler: ComponentConfig = _default("sampler")
+    rewards: Annotated[list[RewardConfig], BeforeValidator(_as_list)] = _default("rewards")
+    trackers: Annotated[list[ComponentConfig], BeforeValidator(_as_list)] = _default("trackers")
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -75,8 +75,8 @@ def _rebuild_usage_error(
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` for the nearest of `known`, or an empty string.
 
-    >>> did_you_mean("grup_norm", ["group_norm", "rloo"])
-    "did you mean 'group_norm'?"
+    >>> did_you_mean("zscroe", ["zscore", "other"])
+    "did you mean 'zscore'?"
     """
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"did you mean '{match[0]}'?" if match else ""

@@ -319,8 +319,8 @@ class PluginSystem:
 def resolve(kind: str, name: Any, /, **params: Any) -> Bound:
     """Return a component ready to be called, in any process.
 
-    >>> resolve("estimators", "group_norm", eps=1e-9)  # doctest: +SKIP
-    <estimator group_norm(eps=1e-09)>
+    >>> resolve("estimators", "zscore", eps=1e-9)  # doctest: +SKIP
+    <estimator zscore(eps=1e-09)>
     """
     return default_system().resolve(kind, name, params)
 

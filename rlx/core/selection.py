@@ -36,7 +36,7 @@ class Selection:
     requires: frozenset[str]
     """Passes that the engine must run: the union over the components, and what KL needs."""
     required_by: Mapping[str, tuple[str, ...]]
-    """Requirement → who asks for it, for messages: `{"groups": ("estimator 'group_norm'",)}`."""
+    """Requirement → who asks for it, for messages: `{"groups": ("estimator 'zscore'",)}`."""
     aggregation: str
     """The configured reduction, else the loss's, else the estimator's, else `token-mean`."""
     needs_label: str | None

@@ -298,7 +298,7 @@ def _blank(kind: type[ComponentConfig]) -> dict[str, Any]:
 
 
 def _find_item(items: list[dict[str, Any]], rest: str) -> tuple[int, str] | None:
-    """Index and remaining key of `0.weight` or `overlong.weight`; names may hold dots. The short
+    """Index and remaining key of `0.weight` or `style.weight`; names may hold dots. The short
     one that metrics show will do: `style.weight` of `my.pkg:style`."""
     word, _, below = rest.partition(".")
     if word.isdigit():

@@ -92,6 +92,8 @@ def test_state_of_sampler_reward_and_loss_survives_resume(
 ) -> None:
     words = "--sampler leitner --reward fresh --loss asymmetric --set reward.concurrency=4".split()
     words += ["--set", "sampler.promote=-0.05", "--set", "loss.decay=0.5"]
+    words += ["--estimator", "raw.py:raw"]  # up and down don't balance by themselves
+    (workspace / "raw.py").write_text("def raw(x):\n    return x.rewards + 0.05\n")
     environment.rlx(*train_arguments("whole", steps=5), *words, cwd=workspace)
     environment.rlx(*train_arguments("parts", steps=3), *words, cwd=workspace)
     environment.rlx(*train_arguments("parts", steps=5), *words, "--resume", cwd=workspace)

@@ -65,7 +65,7 @@ class RewardComposer:
 def part_names(names: Sequence[str]) -> list[str]:
     """Return a short name for each reward, as metrics and tables show it; duplicates get a number.
 
-    >>> part_names(["math", "my.pkg:style", "rewards/file.py:style", "dist/math", "trl.py"])
-    ['math', 'style', 'style_2', 'math_2', 'trl']
+    >>> part_names(["right", "my.pkg:style", "rewards/file.py:style", "dist/right", "trl.py"])
+    ['right', 'style', 'style_2', 'right_2', 'trl']
     """
     return short_names(names, taken=_TAKEN)

@@ -1,0 +1,16 @@
+"""What a run uses where nothing is selected. The core asks by setting and knows no name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "estimator": ("group_norm",),
+    "loss": ("ppo",),
+    "correction": ("none",),
+    "agent": ("single_turn",),
+    "sampler": ("uniform",),
+    "rewards": ("exact_match",),
+    "trackers": ("jsonl", "console", "tensorboard"),
+}
