@@ -158,7 +158,8 @@ class _Session:
         make_folder(self._folder)
         (self._folder / FINISHED_NAME).unlink(missing_ok=True)
         (self._folder / CONFIG_NAME).write_text(dump_yaml(self._config))
-        truncate_metrics(self._folder, _step(self._plan.checkpoint))
+        checkpoint = self._plan.checkpoint
+        truncate_metrics(self._folder, _step(checkpoint) if checkpoint else -1)
 
     async def _train(self, run: Run, publisher: Publisher) -> str:
         parts = await self._start_workers()
