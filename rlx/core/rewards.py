@@ -17,6 +17,10 @@ import numpy as np
 
 from rlx.core.rollouts import FinishReason, Message, Rollout
 
+MEAN_KEY = "rlx_reward_mean"
+STD_KEY = "rlx_reward_std"
+"""Keys of a reward model's `config.json`: mean and standard deviation of its scores on the data
+that it was trained on. A scorer gives (score − mean) / std."""
 EXCERPT = 300
 """Characters of a prompt or response that an error message quotes."""
 

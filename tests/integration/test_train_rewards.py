@@ -176,3 +176,17 @@ def test_a_judge_trains(folder: Path) -> None:
         records = train(folder, "out", ["judge"], *words.split())
     assert [0 <= record["reward/judge"] <= 1 for record in records] == [True, True]
     assert len(server.requests) == 2 * 16
+
+
+@pytest.mark.slow
+def test_a_server_with_a_token_is_asked_from_ray_workers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    words = arguments("out", steps=2, runtime="ray", engine="transformers")
+    words[words.index("mypkg:digits")] = "remote"
+    words += ["--set", "reward.workers=2", "--set", "rewards.remote.token_env=MY_TOKEN"]
+    with reward_server(folder, "mypkg:digits", "--token-env", "MY_TOKEN") as server:
+        run(folder, [*words, "--set", f"rewards.remote.url={server.url}"])
+    assert [record["reward/failed"] for record in metrics(folder / "out")] == [0, 0]
+    assert all("s3cret" not in path.read_text() for path in folder.glob("out/*.*"))

@@ -21,11 +21,7 @@ import torch
 from torch import Tensor
 
 from rlx.core.errors import UsageError
-from rlx.core.rewards import conversation
-
-MEAN_KEY = "rlx_reward_mean"
-STD_KEY = "rlx_reward_std"
-"""Keys of a reward model's `config.json`: of its scores on the data that it was trained on."""
+from rlx.core.rewards import MEAN_KEY, STD_KEY, conversation
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 _HEADS = ("score", "classifier")
