@@ -31,7 +31,8 @@ class ComponentConfig(Part):
     """A component by reference, with its parameters.
 
     Accepts `"zscore"`, `{"name": "zscore", "params": {"eps": 1e-6}}` and the short form
-    `{"name": "zscore", "eps": 1e-6}`.
+    `{"name": "zscore", "eps": 1e-6}`. In Python also a function or class that its module (a
+    notebook's is `__main__`) has under its own name.
     """
 
     name: str
@@ -44,8 +45,12 @@ class ComponentConfig(Part):
     def _short_forms(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"name": value}
+        if callable(value) and not isinstance(value, BaseModel):
+            return {"name": _reference(value)}
         if not isinstance(value, dict):
             return value
+        if callable(value.get("name")):
+            value = {**value, "name": _reference(value["name"])}
         own = set(cls.model_fields)
         inline = {key: item for key, item in value.items() if key not in own}
         kept = {key: item for key, item in value.items() if key in own}
@@ -66,6 +71,18 @@ class RewardConfig(ComponentConfig):
             name, weight = split_weight(value["name"])
             return {**value, "name": name, "weight": weight}
         return value
+
+
+def _reference(component: Any) -> str:
+    from rlx.core.resolver import object_name, target_of
+
+    target = target_of(component)
+    if target is None:
+        raise ValueError(
+            f"{object_name(component)} is not under its own name in its module; define it with def "
+            "or class, outside of functions"
+        )
+    return target
 
 
 def split_weight(text: str) -> tuple[str, float]:

@@ -274,26 +274,6 @@ def test_python_api_resolves_builtins_and_installed_names(install) -> None:
         rlx.resolve("estimators", "group_nrm")
 
 
-def test_builtin_file_copied_into_a_package_behaves_the_same(install) -> None:
-    from rlx.plugins.estimators import group_norm as module
-
-    source = Path(module.__file__).read_text().replace("group_norm(", "mine(")
-    install("rlx-copy", {"rlx.estimators": {"mine": "mod_copy:mine"}}, {"mod_copy.py": source})
-    import torch
-
-    from rlx.core.inputs import EstimatorInputs
-
-    x = EstimatorInputs(
-        lengths=torch.tensor([1, 1, 1, 1]),
-        group=torch.tensor([0, 0, 1, 1]),
-        rewards=torch.tensor([0.0, 1.0, 2.0, 5.0]),
-        token_rewards=torch.tensor([0.0, 1.0, 2.0, 5.0]),
-    )
-    ours, theirs = (rlx.resolve("estimators", name) for name in ("group_norm", "mine"))
-    assert torch.equal(ours(x), theirs(x))
-    assert ours.params == theirs.params
-
-
 def test_rlx_starts_when_a_builtin_file_is_missing(tmp_path: Path) -> None:
     import shutil
 
