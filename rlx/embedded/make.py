@@ -5,8 +5,8 @@ rlx: grouped-query attention, tied embeddings, a fast tokenizer with BOS and EOS
 supervised phase leaves it where reinforcement learning starts in practice: it *can* do the task
 and mostly doesn't. It first learns the right answers; the last steps then teach it doubt, by
 spreading a share of every target over all letters. About 0.35 of the sampled answers are right,
-while the right answer is nearly always the likeliest one. What the reward then teaches is to rely on
-what it knows, for strings that it has never seen; it does not teach new skills.
+while the right answer is nearly always the likeliest one. What the reward then teaches is to rely
+on what it knows, for strings that it has never seen; it does not teach new skills.
 
 Takes a minute on two free cores. The same torch on the same machine makes the same bytes.
 """
