@@ -77,11 +77,13 @@ class Selection:
 
     def unused(self, distributions: Collection[PluginDistribution]) -> Iterator[str]:
         """Yield what is named in `RLX_PLUGINS` and not installed."""
+        if not self.allowed:
+            return
         known = {"rlxfile"}
         for distribution in distributions:
             known.add(canonicalize_name(distribution.provider.distribution))
             known.update(canonicalize_name(point.name) for point in distribution.entry_points)
-        for name in sorted((self.allowed or set()) - known):
+        for name in sorted(self.allowed - known):
             hint = did_you_mean(name, known)
             yield f"{ALLOW_VARIABLE} names {name!r}, which is not installed; {hint}".rstrip("; ")
 

@@ -70,16 +70,9 @@ def estimate(x):
 def lose(x):
     return -x.ratio * x.advantages.abs_()
 
-def weigh(x):
-    return x.rollout_logprobs.zero_() + 1.0
-
 def score(sample):
     sample.task["prompt"] = "another one"
     return float(len(sample.response))
-
-def keep(group):
-    group.task.columns["prompt"] = "another one"
-    return True
 """
 
 
@@ -142,9 +135,7 @@ def wheels(folder: Path) -> list[Path]:
                 "rlx": {"vandal": "vandal_hooks"},
                 "rlx.estimators": {"vandal": "vandal:estimate"},
                 "rlx.losses": {"vandal": "vandal:lose"},
-                "rlx.corrections": {"vandal": "vandal:weigh"},
                 "rlx.rewards": {"vandal": "vandal:score"},
-                "rlx.samplers": {"vandal": "vandal:keep"},
             },
             {"vandal.py": _VANDAL, "vandal_hooks.py": _VANDAL_HOOKS},
         ),

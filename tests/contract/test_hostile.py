@@ -87,7 +87,7 @@ def test_hook_that_raises_in_mid_run_is_logged_once_and_the_run_goes_on(
 ) -> None:
     folder, text = runs
     assert text.count("rlx_on_step_end of plugin rlx-midrun:midrun raised") == 1
-    assert text.count("the second step was too much") == 1
+    assert text.count("ValueError: the second step was too much") == 1
     assert (folder / "wild" / "midrun.txt").read_text().split() == ["1", "2"]
     assert "3 of 3 steps" in text
 
@@ -174,10 +174,9 @@ def test_check_finds_the_components_that_write_to_their_inputs(
     environment: Environment, tmp_path: Path
 ) -> None:
     text = environment.rlx("plugins", "check", "rlx-vandal", cwd=tmp_path, code=1)
-    for title in ("estimator", "loss", "correction", "reward"):
+    for title in ("estimator", "loss", "reward"):
         assert f"FAIL {title} vandal" in text
-    assert text.count("leaves its inputs as they are") == 4
-    assert "leaves the groups as they are" in text
+    assert text.count("leaves its inputs as they are") == 3
     assert "did you mean 'rlx_on_step_end'" in environment.rlx(
         "plugins", "check", "rlx-misspelt", cwd=tmp_path, code=1
     )

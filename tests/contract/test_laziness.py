@@ -7,18 +7,19 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import rlx
+from rlx.cli.main import _external
 from rlx.cli.plugins import _component_row, _hook_rows
 from rlx.core.plugins import PluginSystem
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "hypothesis")
 PLUGINS = 200
-BUDGET_SECONDS = 0.1
 MODULE = '''
 """A plugin."""
 raise AssertionError("imported")
@@ -31,6 +32,14 @@ def estimate(x, *, eps: float = 1e-6):
 def other(x, *, k: int = 1):
     """Something else."""
 '''
+
+HOOK = """
+import rlx
+
+@rlx.hookimpl
+def rlx_on_step_end(run, step, metrics):
+    pass
+"""
 
 
 def imported_by(code: str, *path: Path) -> set[str]:
@@ -84,31 +93,60 @@ def test_selecting_a_reward_does_not_import_torch() -> None:
     assert "torch" not in modules
 
 
-def listing_seconds() -> float:
+def best_of_five(action: Callable[[], object]) -> float:
+    """Seconds of the quickest run: what the action costs when nothing else disturbs it."""
     importlib.invalidate_caches()
-    best = float("inf")
+    times = []
     for _ in range(5):
         begin = time.perf_counter()
-        system = PluginSystem.load(hooks=False, rlxfile=False)
-        rows = [_component_row(system, entry) for entry in system.registry.entries()]
-        _hook_rows(system, loaded=False)
-        best = min(best, time.perf_counter() - begin)
-        assert all(row["summary"] for row in rows)
-    return best
+        action()
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
-def test_two_hundred_plugins_are_listed_in_a_tenth_of_a_second(install) -> None:
-    before = listing_seconds()
+def list_all() -> None:
+    system = PluginSystem.load(hooks=False, rlxfile=False)
+    rows = [_component_row(system, entry) for entry in system.registry.entries()]
+    _hook_rows(system, loaded=False)
+    assert all(row["summary"] for row in rows)
+
+
+def start_training() -> None:
+    """What of `rlx train`'s start depends on what is installed, modules loaded afresh."""
+    for name in [name for name in sys.modules if name.startswith("mod_hooks_")]:
+        del sys.modules[name]
+    PluginSystem.load()
+
+
+COSTS = {
+    "rlx --help": (_external, 0.1),
+    "rlx plugins list": (list_all, 0.1),
+    "rlx train": (start_training, 0.2),
+}
+"""Command → its work and the seconds that 200 plugins may add to it."""
+SLACK = 3
+"""CI machines do several things at once. docs/plugins.md has the numbers of an idle one."""
+
+
+def test_two_hundred_plugins_are_hardly_felt(install) -> None:
+    before = {name: best_of_five(work) for name, (work, _) in COSTS.items()}
     for number in range(PLUGINS):
-        install(
-            f"rlx-many-{number}",
-            {"rlx.estimators": {f"many{number}": f"mod_many_{number}:estimate"}},
-            {f"mod_many_{number}.py": MODULE.format(number=number)},
-        )
-    after = listing_seconds()
-    names = PluginSystem.load(hooks=False, rlxfile=False).names("estimators")
+        points = {"rlx.estimators": {f"many{number}": f"mod_many_{number}:estimate"}}
+        modules = {f"mod_many_{number}.py": MODULE.format(number=number)}
+        if number % 10 == 0:
+            points["rlx"] = {"hooks": f"mod_hooks_{number}"}
+            modules[f"mod_hooks_{number}.py"] = HOOK
+        if number % 20 == 0:
+            points["rlx.commands"] = {f"many{number}": f"mod_many_{number}:app"}
+        install(f"rlx-many-{number}", points, modules)
+    start_training()  # compiles the hook modules, which pip does when it installs
+    after = {name: best_of_five(work) for name, (work, _) in COSTS.items()}
+    names = PluginSystem.load().names("estimators")
     assert sum(name.startswith("many") for name in names) == PLUGINS
-    assert after - before < BUDGET_SECONDS, f"{after - before:.3f} s"
+    added = {name: after[name] - before[name] for name in COSTS}
+    print({name: f"{seconds:.3f} s" for name, seconds in added.items()})
+    for name, (_, budget) in COSTS.items():
+        assert added[name] < SLACK * budget, f"{name}: {added[name]:.3f} s"
 
 
 def test_every_public_name_resolves_and_is_typed() -> None:
