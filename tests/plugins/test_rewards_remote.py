@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import threading
 import time
@@ -132,7 +133,12 @@ def test_requests_have_ids_of_their_own() -> None:
     assert len({body["id"] for body in server.requests}) == 4
 
 
-def test_waits_double_up_to_the_limit_and_are_not_all_alike(monkeypatch: Any) -> None:
+class Latest(random.Random):
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+def test_waits_double_up_to_the_limit_with_a_quarter_by_chance(monkeypatch: Any) -> None:
     monkeypatch.setattr("rlx.plugins.rewards._http.LONGEST_REST", 0.08)
     times: list[float] = []
 
@@ -142,12 +148,32 @@ def test_waits_double_up_to_the_limit_and_are_not_all_alike(monkeypatch: Any) ->
 
     with serving(never) as server:
         component = remote(server.url, retries=5, backoff=0.02)
+        component.instance._pool._random = Latest()
         with pytest.raises(ComponentError, match=r"no answer in 6 attempts: http.*503"):
             ask(component, samples("a"))
     waits = np.diff(times[1:])
     for wait, least in zip(waits, [0.02, 0.04, 0.08, 0.08, 0.08], strict=True):
-        assert least <= wait < least * 1.25 + 0.05
-    assert len(set(np.round(waits[2:], 4))) > 1
+        assert 1.25 * least <= wait < 1.25 * least + 0.1
+
+
+def test_requests_that_fail_together_count_as_one_failure() -> None:
+    together = threading.Barrier(8)
+
+    def script(body: dict[str, Any], number: int) -> Answer:
+        if 1 <= number <= 8:
+            together.wait(10)
+            return 503, b""
+        return lengths(body)
+
+    with serving(script) as server:
+        component = remote(server.url, backoff=0.1)
+
+        async def many() -> Any:
+            return await asyncio.gather(*(component(samples("a")) for _ in range(8)))
+
+        started = time.monotonic()
+        assert asyncio.run(many()) == [[Reward(1.0)]] * 8
+    assert time.monotonic() - started < 3  # eight in a row would rest for the longest time, 8 s
 
 
 def test_a_server_says_how_long_to_wait() -> None:

@@ -55,7 +55,7 @@ def heavy(samples):
     running += 1
     most = max(most, running)
     calls.append(len(samples))
-    time.sleep(0.05)
+    time.sleep(0.4)
     running -= 1
     return [0.0] * len(samples)
 """
@@ -162,12 +162,14 @@ def test_while_a_model_works_the_next_batch_fills(functions: Path) -> None:
     it = service(functions, "heavy", batch=100, wait=0.0)
 
     async def work() -> None:
-        first = asyncio.ensure_future(it.score(samples("a")))
-        await asyncio.sleep(0.02)
-        await asyncio.gather(first, *(it.score(samples("b")) for _ in range(20)))
+        asked = [asyncio.ensure_future(it.score(samples("a")))]
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            asked.append(asyncio.ensure_future(it.score(samples("b"))))
+        await asyncio.gather(*asked)
 
     run(it, work)
-    assert module_of(it).calls == [1, 20]
+    assert module_of(it).calls == [1, 10]
     assert module_of(it).most == 1
 
 
