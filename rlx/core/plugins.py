@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from rlx.core.registry import BUILTIN, Entry, Provider, Registrar, Registry
 from rlx.core.resolver import checked, describe, file_without_attribute, make_ref, object_name
 
 RLXFILE: Final = "rlxfile.py"
+_SLOW: Final = 2.0
+"""Seconds of loading a hook plugin that its user is told about: every command pays them."""
 _systems: dict[tuple[Any, ...], PluginSystem] = {}
 
 
@@ -270,12 +273,19 @@ class PluginSystem:
         """Import a hook plugin and let it register; a failure is a warning, the rest goes on."""
         own = provider.distribution
         label = own if name == own else f"{own}:{name}"
+        started = time.perf_counter()
         try:
             plugin = load()
             self._check_version(plugin, f"hook plugin {name!r} of {provider}")
             for oddity in self.hook.register(plugin, label):
                 self._warn(f"hook plugin {name!r} of {provider}: {oddity}")
             self._collect(label, provider)
+            seconds = time.perf_counter() - started
+            if seconds > _SLOW:
+                self.notices.append(
+                    f"hook plugin {name!r} of {provider} took {seconds:.1f} s to load "
+                    f"(switch off with --no-plugin {own})"
+                )
         except (Exception, SystemExit) as error:
             self.hook.unregister(label)
             self.registry.forget_hooks(provider)

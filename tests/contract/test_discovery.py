@@ -133,6 +133,17 @@ def test_broken_hook_plugin_is_a_warning_and_listed(install, source: str, error:
     assert "bad" not in str(system.manifest()["hooks"])
 
 
+def test_hook_plugin_that_is_slow_to_load_is_named(install, monkeypatch) -> None:
+    monkeypatch.setattr("rlx.core.plugins._SLOW", 0.05)
+    install(
+        "rlx-slow", {"rlx": {"slow": "mod_slow"}}, {"mod_slow.py": "__import__('time').sleep(0.1)"}
+    )
+    install("rlx-quick", {"rlx": {"quick": "mod_quick"}}, {"mod_quick.py": ""})
+    (notice,) = load().notices
+    assert "'slow' of rlx-slow 0.3 took 0.1 s to load" in notice
+    assert "--no-plugin rlx-slow" in notice
+
+
 def test_strict_mode_raises_for_a_broken_hook_plugin(install, monkeypatch) -> None:
     install("rlx-bad", {"rlx": {"bad": "mod_bad"}}, {"mod_bad.py": EXPLODES})
     monkeypatch.setenv("RLX_STRICT_PLUGINS", "1")

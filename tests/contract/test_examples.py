@@ -92,7 +92,10 @@ def test_state_of_sampler_reward_and_loss_survives_resume(
 ) -> None:
     words = "--sampler leitner --reward fresh --loss asymmetric --set reward.concurrency=4".split()
     words += ["--set", "sampler.promote=-0.05", "--set", "loss.decay=0.5"]
-    words += ["--estimator", "raw.py:raw"]  # up and down don't balance by themselves
+    # few tasks and short answers, so that some come again; advantages that don't balance
+    words += ["--data", "few.jsonl", "--max-new-tokens", "1", "--estimator", "raw.py:raw"]
+    rows = (workspace / "data.jsonl").read_text().splitlines(keepends=True)
+    (workspace / "few.jsonl").write_text("".join(rows[:5]))
     (workspace / "raw.py").write_text("def raw(x):\n    return x.rewards + 0.05\n")
     environment.rlx(*train_arguments("whole", steps=5), *words, cwd=workspace)
     environment.rlx(*train_arguments("parts", steps=3), *words, cwd=workspace)
@@ -107,5 +110,6 @@ def test_hook_plugin_stops_a_run_that_is_stuck(environment: Environment, workspa
     words = [*train_arguments("out", steps=9), "--reward", "exact_match"]
     text = environment.rlx(*words, cwd=workspace, RLXWATCH_PATIENCE="1")
     assert "2 of 9 steps, no better mean reward for 1 steps" in text
+    words = [*train_arguments("other"), "--reward", "exact_match"]
     refused = environment.rlx(*words, cwd=workspace, code=2, RLXWATCH_PATIENCE="0")
     assert "RLXWATCH_PATIENCE" in refused
