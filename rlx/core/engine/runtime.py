@@ -33,6 +33,7 @@ _THREADS = {
     "OMP_DYNAMIC": "false",
     "MKL_DYNAMIC": "false",
 }
+_TOKEN = Path.home() / ".ray" / "auth_token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +309,9 @@ class RayRuntime:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        if self._settings.ray_address and _TOKEN.is_file():
+            # Ray protects a cluster when it finds a token, and then forgets to show it when joining.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
 
         if ray.is_initialized():
