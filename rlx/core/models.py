@@ -64,7 +64,7 @@ def resolve_model(name: str, *, where: str = "model") -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         _check_folder(path, where)
-        return str(path)
+        return str(path.resolve())  # workers may have another working directory
     if path.exists():
         raise UsageError(
             f"the model {name} is a file",

@@ -111,6 +111,14 @@ def test_hub_names_are_passed_on() -> None:
     assert resolve_model("org/name-1.5B") == "org/name-1.5B"
 
 
+def test_relative_folder_is_known_to_workers_elsewhere(tmp_path: Path, monkeypatch) -> None:
+    from rlx.embedded import MODEL_FOLDER
+
+    (tmp_path / "mine").symlink_to(MODEL_FOLDER)
+    monkeypatch.chdir(tmp_path)
+    assert Path(resolve_model("mine")).is_absolute()
+
+
 def test_a_folder_without_config_points_at_the_one_below(tmp_path: Path) -> None:
     make_model(tmp_path / "export")
     assert str(tmp_path / "export") in str(error(tmp_path).fix)

@@ -310,7 +310,7 @@ class RayRuntime:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         if self._settings.ray_address and _TOKEN.is_file():
-            # Ray protects a cluster when it finds a token, and then forgets to show it when joining.
+            # Where there is a token, Ray asks for it, and doesn't show it itself when it joins.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
 
