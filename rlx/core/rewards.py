@@ -99,7 +99,7 @@ def reward_inputs_of(rollout: Rollout) -> RewardInputs:
         response=rollout.text,
         messages=rollout.messages or conversation(task.prompt, rollout.text),
         label=task.label,
-        task=task.columns,
+        task=dict(task.columns),
         tokens=np.concatenate(spans) if spans else np.zeros(0, np.int32),
         finish_reason=rollout.finish_reason,
         turns=len(rollout.spans),
