@@ -229,7 +229,9 @@ def test_the_server_with_the_fewest_requests_under_way_is_asked() -> None:
             running = []
             for _ in range(20):
                 running.append(asyncio.ensure_future(component(samples("a"))))
-                await asyncio.sleep(0.03)  # the fast one has answered by now
+                deadline = time.monotonic() + 1  # for the fast one to have answered
+                while sum(not one.done() for one in running) > 2 and time.monotonic() < deadline:
+                    await asyncio.sleep(0.01)
             release.set()
             await asyncio.gather(*running)
 
