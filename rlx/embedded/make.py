@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_lowercase
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -113,7 +114,7 @@ def lessons(
 
 def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> None:
     """The supervised phase: AdamW with a warm-up and a cosine to zero."""
-    letters = tokenizer(task.ascii_lowercase, add_special_tokens=False).input_ids
+    letters = tokenizer(ascii_lowercase, add_special_tokens=False).input_ids
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min(1.0, i / 100) * max(0.1, 0.5 + 0.5 * math.cos(math.pi * i / STEPS))

@@ -64,7 +64,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from runs import write_workspace
+    from whole_runs import write_workspace
 
     return write_workspace(tmp_path_factory.mktemp("workspace"))
 

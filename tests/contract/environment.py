@@ -145,7 +145,7 @@ def _digest(text: str) -> str:
 
 
 def train_arguments(output: str, *, steps: int = 2) -> Sequence[str]:
-    """A small run of the tiny model in a workspace of `tests/integration/runs.py`."""
+    """A small run of the tiny model in a workspace of `tests/integration/whole_runs.py`."""
     return (
         f"train --model tiny --data data.jsonl --runtime inline --engine transformers "
         f"--steps {steps} --groups 4 --group-size 4 --max-new-tokens 8 --lr 1e-3 --output {output}"

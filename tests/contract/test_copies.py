@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from environment import Environment, train_arguments, write_wheel
-from runs import metrics, weights
+from whole_runs import metrics, weights
 
 import rlx
 from rlx.core.plugins import PluginSystem

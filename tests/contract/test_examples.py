@@ -32,7 +32,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    from runs import metrics
+    from whole_runs import metrics
 
     return metrics(run)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from environment import Environment, train_arguments
 from hostile import SLOW_SECONDS, wheels
-from runs import metrics, weights
+from whole_runs import metrics, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from runs import write_workspace
+    from whole_runs import write_workspace
 
     return write_workspace(tmp_path_factory.mktemp("workspace"))
 

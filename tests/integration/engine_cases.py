@@ -202,7 +202,7 @@ def logprob_error(
     errors = []
     for request, generation in zip(wanted, generations, strict=True):
         logits = reference_logits(model, request.prompt, generation.tokens) / temperature
-        index = torch.from_numpy(generation.tokens).long()[:, None]
+        index = torch.tensor(generation.tokens, dtype=torch.int64)[:, None]
         expected = logits.log_softmax(-1).gather(1, index)[:, 0].numpy()
         errors.append(np.abs(expected - generation.logprobs).max())
     return float(max(errors))

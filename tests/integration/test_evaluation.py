@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import arguments, metrics, run, start, weights
+from whole_runs import arguments, metrics, run, start, weights
 
 pytestmark = pytest.mark.engine
 

@@ -8,7 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import arguments, descendants, left_over, metrics, run, start, wait_for_step, weights
+from whole_runs import (
+    arguments,
+    descendants,
+    left_over,
+    metrics,
+    run,
+    start,
+    wait_for_step,
+    weights,
+)
 
 from rlx.core.engine.checkpoints import latest_checkpoint, step_of
 

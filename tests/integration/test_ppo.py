@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import arguments, metrics, run, weights
+from whole_runs import arguments, metrics, run, weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PPO = "--estimator gae --set critic.lr=3e-3 --set learner.minibatch_size=8 --set learner.epochs=2"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import arguments, metrics, run
+from whole_runs import arguments, metrics, run
 
 from rlx.core.config import RuntimeConfig
 from rlx.core.engine.runtime import RayRuntime, WorkerSpec

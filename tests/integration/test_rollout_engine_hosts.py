@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -185,40 +186,52 @@ async def _abort_while_streaming(worker: Worker) -> None:
 
 
 HOST = """
-import sys
+import asyncio, pickle, sys
 from pathlib import Path
-from engine_cases import make_engine
+from engine_cases import generate, load, logprob_error, make_engine, prompts, requests
 if __name__ == "__main__":
-    engine = make_engine("vllm", Path(sys.argv[1]), tensor_parallel=2)
-    print("ready", flush=True)
+    before, after, weights = sys.argv[1:]
+    engine = make_engine("vllm", Path(before), tensor_parallel=2)
+    wanted = requests(prompts(4), temperature=0.0)
+    errors = [logprob_error(load(Path(before)), wanted, generate(engine, wanted))]
+    asyncio.run(engine.load_weights(pickle.loads(Path(weights).read_bytes())))
+    errors.append(logprob_error(load(Path(after)), wanted, generate(engine, wanted)))
+    print("ready", *errors, flush=True)
     sys.stdin.read()
 """
 
 
-def test_workers_of_a_killed_engine_end_with_it(folder: Path, tmp_path: Path) -> None:
+def test_engine_over_two_processes(folder: Path, tmp_path: Path) -> None:
     """With tensor parallelism vLLM starts processes, which would outlive a killed parent."""
+    changed = perturbed(folder)
+    changed.save_pretrained(tmp_path / "after")
+    weights = write_weights(changed, tmp_path / "1.safetensors", 1)
+    (tmp_path / "weights.pickle").write_bytes(pickle.dumps(weights))
     script = tmp_path / "host.py"
     script.write_text(HOST)
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     host = subprocess.Popen(
-        [sys.executable, str(script), str(folder)],
+        [sys.executable, script, folder, tmp_path / "after", tmp_path / "weights.pickle"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])},
     )
-    assert host.stdout is not None
+    workers: list[psutil.Process] = []
     try:
+        assert host.stdout is not None
         lines = iter(host.stdout.readline, b"")
-        assert any(b"ready" in line for line in lines), "the engine did not start"
-        started_by_it = psutil.Process(host.pid).children(recursive=True)
-        assert started_by_it, "tensor parallelism runs in processes of its own"
+        ready = next((line for line in lines if line.startswith(b"ready")), b"")
+        workers = psutil.Process(host.pid).children(recursive=True)
+        errors = [float(error) for error in ready.split()[1:]]
+        assert len(errors) == 2, "the engine did not start"
+        assert max(errors) < 1e-4
+        assert workers, "tensor parallelism runs in processes of its own"
     finally:
         host.send_signal(signal.SIGKILL)
         host.wait()
     deadline = time.monotonic() + 15
-    while time.monotonic() < deadline and any(child.is_running() for child in started_by_it):
+    while time.monotonic() < deadline and any(_runs(worker) for worker in workers):
         time.sleep(0.2)
-    assert not [child for child in started_by_it if _runs(child)]
+    assert not [worker for worker in workers if _runs(worker)]
 
 
 def _runs(process: psutil.Process) -> bool:

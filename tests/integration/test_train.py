@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import arguments, metrics, run, weights
+from whole_runs import arguments, metrics, run, weights
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from reward_servers import reward_server
-from runs import arguments, metrics, run, start, wait_for_step
+from whole_runs import arguments, metrics, run, start, wait_for_step
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "plugins"))
 
