@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.core.importing import FILE_PREFIX, is_installed, top_level
+from rlx.core.registry import BUILTIN
 
 if TYPE_CHECKING:
     from rlx.core.references import ComponentRef
@@ -18,7 +19,8 @@ def shipped_modules(refs: Iterable[ComponentRef]) -> list[Path]:
     """Return files and package folders that other nodes can't have, for Ray's `py_modules`.
 
     These are the references' targets and what they import, also inside of functions, as far as it
-    lies below the references' search paths and in no `site-packages`.
+    lies below the references' search paths and in no `site-packages`; and the packages of installed
+    plugins, without what they depend on.
     """
     refs = list(refs)
     roots = [Path(folder).resolve() for ref in refs for folder in ref.search_path]
@@ -29,7 +31,7 @@ def shipped_modules(refs: Iterable[ComponentRef]) -> list[Path]:
             waiting += _loaded(roots)  # a pickled object names its modules only inside the pickle
         elif place.endswith(".py"):
             waiting.append(Path(place))
-        elif (found := _below(roots, place.partition(".")[0])) is not None:
+        elif (found := _below(roots, place.partition(".")[0]) or _of_plugin(ref)) is not None:
             waiting.append(found)
     shipped: set[Path] = set()
     while waiting:
@@ -39,6 +41,14 @@ def shipped_modules(refs: Iterable[ComponentRef]) -> list[Path]:
             candidates = (_below(roots, name) for name in _imports(path))
             waiting += [found for found in candidates if found is not None]
     return sorted(shipped)
+
+
+def _of_plugin(ref: ComponentRef) -> Path | None:
+    """Return where a plugin that is installed here lies: other nodes need not have it."""
+    if ref.distribution in (None, BUILTIN):
+        return None
+    module = sys.modules.get(ref.target.partition(":")[0].partition(".")[0])
+    return None if module is None else top_level(module)
 
 
 def _below(roots: list[Path], module: str) -> Path | None:

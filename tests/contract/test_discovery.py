@@ -246,6 +246,23 @@ def test_plugin_for_an_older_api_is_told_what_changed(install, monkeypatch) -> N
     assert "version 2: groups are tuples; version 3: x.turn is int32" in message
 
 
+def test_hook_plugin_for_an_older_api_is_told_what_changed_and_works(install, monkeypatch) -> None:
+    install("rlx-h", {"rlx": {"mine": "mod_h"}}, {"mod_h.py": "RLX_API_VERSION = 1\n" + HOOKS})
+    monkeypatch.setattr(api, "API_VERSION", 2)
+    monkeypatch.setattr(api, "CHANGES", {2: "groups are tuples"})
+    with pytest.warns(PluginWarning, match=r"'mine' of rlx-h 0\.3 .* version 2: groups are tuples"):
+        system = PluginSystem.load()
+    assert "hooked" in system.names("losses")
+
+
+@pytest.mark.parametrize("stated", ['"1"', "1.5"])
+def test_api_version_that_is_no_whole_number_is_reported(install, stated: str) -> None:
+    source = f"RLX_API_VERSION = {stated}\n\ndef f(x):\n    return x\n"
+    install("rlx-a", {"rlx.losses": {"alpha": "mod_a:f"}}, {"mod_a.py": source})
+    with pytest.warns(PluginWarning, match="it is a whole number"):
+        PluginSystem.load().ref("losses", "alpha")
+
+
 def test_plugin_for_a_newer_api_asks_for_an_upgrade(install) -> None:
     source = "import rlx\n\n@rlx.component(api_version=99)\ndef f(x):\n    return x\n"
     install("rlx-a", {"rlx.losses": {"alpha": "mod_a:f"}}, {"mod_a.py": source})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import subprocess
@@ -21,6 +22,10 @@ from rlx.core.errors import UsageError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef, shipped_modules
 from rlx.testing import reward_inputs
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "contract"))
+
+from environment import Environment, write_wheel
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -167,6 +172,34 @@ def test_run_on_somebody_elses_ray_equals_the_one_in_process(cluster: str, works
         where = ["--set", f"runtime.ray_address={cluster}"] if runtime == "ray" else []
         run(workspace, [*base, *words, *where])
     assert metrics(workspace / "ray") == metrics(workspace / "inline")
+
+
+def test_plugin_that_only_the_driver_has_installed_trains_on_the_cluster(
+    cluster: str, workspace: Path, tmp_path: Path
+) -> None:
+    environment = Environment(tmp_path / "venv")
+    wheel = write_wheel(
+        tmp_path / "wheels",
+        "rlx-far",
+        {"rlx.losses": {"far": "far_pkg.loss:far"}},
+        {
+            "far_pkg/__init__.py": "",
+            "far_pkg/loss.py": "from .bounds import HIGH\n\n"
+            "def far(x):\n    return -x.ratio.clamp(max=HIGH) * x.advantages\n",
+            "far_pkg/bounds.py": "HIGH = 1.5\n",
+        },
+    )
+    environment.install(wheel)
+    words = ["--loss", "far", "--set", f"runtime.ray_address={cluster}"]
+    base = arguments("out", steps=1, runtime="ray", engine="transformers")
+    environment.rlx(*base, *words, cwd=workspace, RAY_USAGE_STATS_ENABLED="0")
+    (component,) = [
+        item
+        for item in json.loads((workspace / "out" / "manifest.json").read_text())["components"]
+        if item["kind"] == "losses"
+    ]
+    assert component["distribution"] == "rlx-far"
+    assert importlib.util.find_spec("far_pkg") is None, "the cluster's Python doesn't have it"
 
 
 EDITS = """
