@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -58,8 +58,10 @@ class Scorer:
 
     drop: frozenset[str] = frozenset()
     failed: float = 0.0
+    groups: int = 0
 
     async def score_group(self, rollouts: Sequence[Rollout]) -> list[Rollout] | None:
+        self.groups += 1
         if rollouts[0].task.prompt in self.drop:
             self.failed += len(rollouts)
             return None
@@ -70,10 +72,10 @@ class Scorer:
         return {"reward/failed": failed}
 
     async def state_dict(self) -> dict[str, object]:
-        return {}
+        return {"groups": self.groups}
 
-    async def load_state_dict(self, state: dict[str, object]) -> None:
-        assert state == {}
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.groups = state["groups"]
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +157,14 @@ def test_dropped_groups_and_failed_rewards_are_counted(data: Path, plugins: Plug
     assert (found.sources["test"].tasks, found.sources["test"].failed) == (4, 2)
     assert found.metrics["eval/failed"] == 2.0
     assert scorer.take_metrics() == {"reward/failed": 0.0}
+
+
+def test_rewards_with_state_are_as_before_after_an_evaluation(
+    data: Path, plugins: PluginSystem
+) -> None:
+    scorer = Scorer(groups=7)
+    run(config_of(data), plugins, Engine(), scorer)
+    assert scorer.groups == 7
 
 
 def test_more_tasks_than_a_wave_come_in_order(
