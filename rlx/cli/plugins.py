@@ -145,7 +145,7 @@ def new(
     ] = Path(),
 ) -> None:
     """Write an installable package with one component: typed module, conformance test, README."""
-    from rlx.cli.scaffold import write_package
+    from rlx.cli.scaffold import selection, write_package
 
     folder = write_package(kind, name, output)
     _console.print(f"wrote {folder}/")
@@ -153,6 +153,7 @@ def new(
         if path.is_file():
             _console.print(f"  {path.relative_to(folder)}", style="dim")
     steps = [f"pip install -e {folder}", f"pytest {folder}", f"rlx plugins check {folder.name}"]
+    steps.append(f"rlx train {selection(kind, name)} --steps 3")
     _console.print(f"next: {' && '.join(steps)}", style="dim", soft_wrap=True)
 
 

@@ -64,9 +64,14 @@ def write_package(kind: str, name: str, output: Path) -> Path:
     return folder
 
 
+def selection(kind: str, name: str) -> str:
+    """Return the options that select a component: `--estimator mynorm`."""
+    return _SELECTION[kind_of(kind)][0].format(name=name)
+
+
 def _values(kind: str, name: str) -> dict[str, str]:
     identifier = name.replace("-", "_")
-    selection, setting, example = _SELECTION[kind]
+    _, setting, example = _SELECTION[kind]
     words = re.split(r"[_-]", name)
     is_class = kind == "trackers"
     return {
@@ -79,7 +84,7 @@ def _values(kind: str, name: str) -> dict[str, str]:
         "distribution": f"rlx-{name.replace('_', '-')}",
         "package": f"rlx_{identifier}",
         "title": f"The {singular(kind)} {name}",
-        "selection": selection.format(name=name),
+        "selection": selection(kind, name),
         "setting": setting,
         "example_value": example,
         "api_version": str(API_VERSION),

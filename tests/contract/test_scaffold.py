@@ -112,4 +112,4 @@ def test_command_says_what_to_do_next(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["new", "loss", "mine", "-o", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "rlx_mine/mine.py" in result.output
-    assert "rlx plugins check rlx-mine" in result.output
+    assert "rlx plugins check rlx-mine && rlx train --loss mine --steps 3" in result.output
