@@ -35,7 +35,7 @@ def test_page_names_every_kind_that_has_a_template_and_every_requirement() -> No
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [PAGE, ROOT / "docs" / "plugins.md", *ROOT.glob("examples/*/README.md")]:
+    for page in [PAGE, ROOT / "docs" / "plugins.md", *ROOT.glob("examples/**/README.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 

@@ -18,7 +18,7 @@ from rlx_watch.progress import REWARD, Progress, read
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rlx import Group, RunConfig
+    from rlx import Group, RunConfig, RunView, TrainBatch
 
 
 class Watch:
@@ -43,7 +43,7 @@ class Watch:
             )
 
     @rlx.hookimpl
-    def rlx_on_run_start(self, run) -> None:
+    def rlx_on_run_start(self, run: RunView) -> None:
         """Begin anew, or where an earlier part of the run left off."""
         metrics = run.folder / "metrics.jsonl"
         self.progress = read(metrics) if run.start_step and metrics.is_file() else Progress()
@@ -54,7 +54,7 @@ class Watch:
         self.distinct = sum(shares) / len(shares)
 
     @rlx.hookimpl
-    def rlx_step_metrics(self, batch) -> Mapping[str, float]:
+    def rlx_step_metrics(self, batch: TrainBatch) -> Mapping[str, float]:
         """Logged as `rlx-watch/distinct` and `rlx-watch/longest`."""
         return {"distinct": self.distinct, "longest": float(batch.action_lengths.max())}
 
