@@ -264,3 +264,24 @@ def test_reference_without_hash_is_not_compared(project: Path) -> None:
     with pytest.raises(UsageError, match="differs"):
         ref.load()
     assert replace(ref, source_hash=None).resolve()(1) == 2
+
+
+def module_level(x):
+    return x
+
+
+def test_configuration_takes_functions_of_modules_and_files(project: Path) -> None:
+    from rlx.core.importing import import_file
+
+    of_file = import_file(project / "loose.py").Scale
+    config = rlx.RunConfig(
+        estimator=module_level, loss={"name": of_file, "by": 3}, rewards=[module_level]
+    )
+    assert config.estimator.name == f"{__name__}:module_level"
+    assert config.loss.name == f"{project}/loose.py:Scale"
+    assert config.loss.params == {"by": 3}
+    assert config.rewards[0].weight == 1.0
+    assert PluginSystem.load().resolve("losses", config.loss.name, config.loss.params)(2) == 6
+    for nameless in (lambda x: x, of_file(by=2.0)):
+        with pytest.raises(ValueError, match="is not under its own name in its module"):
+            rlx.RunConfig(estimator=nameless)
