@@ -48,11 +48,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+@pytest.fixture
+def earlier() -> set[psutil.Process]:
+    """What other tests of this process keep running (a pool's helper, for example)."""
+    return set(psutil.Process().children(recursive=True))
 
 
-def test_vllm_leaves_its_process_as_it_found_it(folder: Path) -> None:
+def children(earlier: set[psutil.Process]) -> set[psutil.Process]:
+    """What this test has left running."""
+    return set(psutil.Process().children(recursive=True)) - earlier
+
+
+def test_vllm_leaves_its_process_as_it_found_it(folder: Path, earlier: set[psutil.Process]) -> None:
     environment, setter = dict(os.environ), torch.set_num_threads
     random.seed(3)
     np.random.seed(3)
@@ -67,7 +74,7 @@ def test_vllm_leaves_its_process_as_it_found_it(folder: Path) -> None:
     assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
     assert dict(os.environ) == environment
     assert torch.set_num_threads is setter
-    assert children() == []
+    assert children(earlier) == set()
 
 
 @pytest.mark.parametrize("first", ["engine", "learner"])
@@ -126,7 +133,9 @@ async def in_ray(kind: str, folder: Path) -> AsyncIterator[Worker]:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "transformers"])
-def test_engine_streams_out_of_a_ray_actor(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_engine_streams_out_of_a_ray_actor(
+    kind: str, folder: Path, tmp_path: Path, earlier: set[psutil.Process]
+) -> None:
     short = requests(prompts(6), new=2)
     wanted = [*short, *(_later(item) for item in requests(prompts(6), new=100))]
     changed = perturbed(folder)
@@ -158,7 +167,7 @@ def test_engine_streams_out_of_a_ray_actor(kind: str, folder: Path, tmp_path: Pa
             await worker.call("stop")
 
     asyncio.run(run())
-    assert children() == []
+    assert children(earlier) == set()
 
 
 def _later(request: Any) -> Any:
