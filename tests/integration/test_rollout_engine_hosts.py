@@ -201,7 +201,7 @@ from engine_cases import generate, load, logprob_error, make_engine, prompts, re
 if __name__ == "__main__":
     before, after, weights = sys.argv[1:]
     engine = make_engine("vllm", Path(before), tensor_parallel=2)
-    wanted = requests(prompts(4), temperature=0.0)
+    wanted = requests(prompts(2), new=3, temperature=0.0)
     errors = [logprob_error(load(Path(before)), wanted, generate(engine, wanted))]
     asyncio.run(engine.load_weights(pickle.loads(Path(weights).read_bytes())))
     errors.append(logprob_error(load(Path(after)), wanted, generate(engine, wanted)))
