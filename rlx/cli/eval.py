@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rlx.cli.export import find_checkpoint
 from rlx.cli.output import console, next_step, print_notice, print_warning
-from rlx.core.config import RunConfig, SourceConfig
-from rlx.core.errors import UsageError, did_you_mean
-from rlx.core.run import CONFIG_NAME, EVALS_NAME
+from rlx.cli.targets import SOURCE, Target, check_new, find_target, numbered_folder
+from rlx.cli.waiting import shown
+from rlx.core.config import SourceConfig
+from rlx.core.run import EVALS_NAME
 from rlx.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -30,7 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
-_SOURCE = "MODEL_OR_RUN_OR_CHECKPOINT"
 FLAGS = {
     "model": "model",
     "data": "eval.sources",
@@ -49,24 +42,12 @@ FLAGS = {
 """Flag of `rlx eval` → key of the configuration."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What is evaluated."""
-
-    model: str | None
-    """Folder or hub name; None: what the settings say."""
-    settings: Path | None = None
-    """Configuration of the run that it belongs to."""
-    run: Path | None = None
-    step: int = 0
-
-
 @app.command(epilog="The settings are those of a run: [bold]rlx train --dry-run[/bold] lists them.")
 def evaluate(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar=f"[{_SOURCE}]",
+            metavar=f"[{SOURCE}]",
             help="Model folder or hub name, run folder (its newest checkpoint), or checkpoint "
             "folder; none: the embedded model.",
             show_default=False,
@@ -129,8 +110,8 @@ def evaluate(
     given = {name: value for name, value in locals().items() if name in FLAGS}
     target = find_target(source, root)
     settings = _settings(target, given, config or [], set_ or [])
-    folder = output or default_output(target, settings.config)
-    _check_output(folder)
+    folder = output or numbered_folder(target, settings.config, EVALS_NAME)
+    check_new(folder)
     from rlx.core.engine.evaluate import evaluate as run_evaluation
     from rlx.core.engine.evaluate import prepare_evaluation
     from rlx.core.plugins import PluginSystem
@@ -141,46 +122,11 @@ def evaluate(
     for notice in plugins.notices:
         print_notice(notice)
     job = prepare_evaluation(settings.config, plugins=plugins, origins=settings.origins)
-    for finding in job.warnings:
+    for finding in job.setup.warnings:
         print_warning(finding.what, finding.fix)
-    with _shown() as (status, progress):
+    with shown() as (status, progress):
         found = run_evaluation(job, folder, step=target.step, status=status, progress=progress)
     _report(job, found, folder, source)
-
-
-def find_target(source: str | None, root: Path) -> Target:
-    """Say what a user means by a name: a run, a checkpoint of one, or a model.
-
-    Raises:
-        UsageError: a run without a checkpoint, or nothing of that name in a folder that exists.
-    """
-    if source is None:
-        return Target(model=None)
-    folder = Path(source) if Path(source).exists() else root / source
-    if not (folder / CONFIG_NAME).is_file() and not (folder / "model" / "config.json").is_file():
-        if "/" in source and not folder.exists() and Path(source).parent.is_dir():
-            siblings = [path.name for path in Path(source).parent.iterdir()]
-            raise UsageError(
-                f"there is no model, run or checkpoint {source}",
-                where=_SOURCE,
-                fix=did_you_mean(Path(source).name, siblings) or "`rlx runs list` shows the runs",
-            )
-        return Target(model=source)
-    checkpoint = _below_here(find_checkpoint(source, root))
-    run = checkpoint.parent.parent
-    step = re.fullmatch(r"step-(\d+)", checkpoint.name)
-    return Target(
-        model=str(checkpoint / "model"),
-        settings=run / CONFIG_NAME if (run / CONFIG_NAME).is_file() else None,
-        run=run if (run / CONFIG_NAME).is_file() else None,
-        step=int(step.group(1)) if step else 0,
-    )
-
-
-def _below_here(path: Path) -> Path:
-    """Relative to the working directory where it lies below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _settings(
@@ -207,59 +153,6 @@ def _settings(
         config=config.model_copy(update={"eval": eval_}),
         origins=settings.origins,
     )
-
-
-def default_output(target: Target, config: RunConfig) -> Path:
-    """`RUN/evals/step-NNNNNN-1`, or `evals/MODEL-1`, with the first free number."""
-    parent = target.run / EVALS_NAME if target.run else Path(EVALS_NAME)
-    name = f"step-{target.step:06d}" if target.run else Path(config.model).name
-    stem = re.sub(r"[^\w.-]+", "-", name) or "model"
-    number = 1
-    while (parent / f"{stem}-{number}").exists():
-        number += 1
-    return parent / f"{stem}-{number}"
-
-
-def _check_output(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(
-            f"{folder} exists and is not empty",
-            where="--output",
-            fix="a new folder, so that nothing is overwritten",
-        )
-
-
-@contextmanager
-def _shown() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
-    """Ways to say what is waited for and how far it is, on stderr: a bar on a terminal."""
-    out = console(stderr=True)
-    started = time.monotonic()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=out,
-        transient=True,
-        disable=not out.is_terminal,
-    )
-    task = bar.add_task("", total=None)
-    last = [started]
-
-    def status(text: str) -> None:
-        bar.update(task, description=text)
-        if not out.is_terminal:
-            out.print(f"[{time.monotonic() - started:6.1f} s] {text}")
-
-    def progress(done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total)
-        now = time.monotonic()
-        if not out.is_terminal and now - last[0] > 10:
-            last[0] = now
-            out.print(f"[{now - started:6.1f} s] {done} of {total} tasks")
-
-    with bar:
-        yield status, progress
 
 
 def _report(job: EvalJob, found: Evaluation, folder: Path, source: str | None) -> None:

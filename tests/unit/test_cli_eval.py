@@ -12,8 +12,9 @@ from model_folder import LLAMA, make_model
 from rich.console import Console
 from tiny_tokenizer import tiny_tokenizer
 
-from rlx.cli.eval import FLAGS, default_output, find_target, results_table
+from rlx.cli.eval import FLAGS, results_table
 from rlx.cli.main import main
+from rlx.cli.targets import find_target, numbered_folder
 from rlx.core.config import RunConfig
 from rlx.core.evaluation import Evaluation, Scoring, SourceResult
 from rlx.core.settings import known_keys
@@ -85,12 +86,12 @@ def test_other_names_are_models(folder: Path) -> None:
 
 def test_results_lie_with_the_run_or_under_evals(folder: Path) -> None:
     run = find_target("runs/x", Path("runs"))
-    assert default_output(run, RunConfig()) == Path("runs/x/evals/step-000004-1")
+    assert numbered_folder(run, RunConfig(), "evals") == Path("runs/x/evals/step-000004-1")
     model = find_target("org/a model", Path("runs"))
     config = RunConfig(model="org/a model")
-    assert default_output(model, config) == Path("evals/a-model-1")
+    assert numbered_folder(model, config, "evals") == Path("evals/a-model-1")
     Path("evals/a-model-1").mkdir(parents=True)
-    assert default_output(model, config) == Path("evals/a-model-2")
+    assert numbered_folder(model, config, "evals") == Path("evals/a-model-2")
 
 
 def test_flags_set_known_keys() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -14,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.config import RunConfig
-from rlx.core.engine import workers
 from rlx.core.engine.client import RolloutClient
-from rlx.core.engine.collector import unwrap
-from rlx.core.engine.crew import Crew
 from rlx.core.engine.evaluation import (
     EvaluationPlan,
     Evaluator,
@@ -25,36 +18,33 @@ from rlx.core.engine.evaluation import (
     limits_of,
     plan_evaluation,
 )
-from rlx.core.engine.prepare import load_tokenizer
-from rlx.core.engine.processes import end_descendants
-from rlx.core.errors import RunInterrupted
+from rlx.core.engine.inference import Setup, run_inference, set_up
+from rlx.core.engine.rewards import RewardRunner
 from rlx.core.evaluation import Evaluation
-from rlx.core.models import ModelInfo, model_info, resolve_model
 from rlx.core.plugins import PluginSystem
-from rlx.core.preflight import EVAL_RULES, check
-from rlx.core.preflight_case import Finding
+from rlx.core.preflight import EVAL_RULES
 from rlx.core.run import CONFIG_NAME, Run, library_versions, write_json
-from rlx.core.selection import Selection, select
 from rlx.core.settings import dump_yaml
 
 RESULTS_NAME = "results.json"
 SAMPLES_NAME = "samples.jsonl"
-_STOP_SECONDS = 9.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalJob:
     """Everything that is known before the engine starts."""
 
-    config: RunConfig
-    selection: Selection
-    plugins: PluginSystem
-    model: str
-    info: ModelInfo
-    tokenizer: Any
+    setup: Setup
     plan: EvaluationPlan
-    context_length: int
-    warnings: tuple[Finding, ...]
+
+    @property
+    def config(self) -> RunConfig:
+        return self.setup.config
+
+    @property
+    def context_length(self) -> int:
+        """Of the engine."""
+        return self.setup.needed_context(self.plan.sampling.max_new_tokens)
 
 
 def prepare_evaluation(
@@ -64,30 +54,14 @@ def prepare_evaluation(
     origins: Mapping[str, str] | None = None,
 ) -> EvalJob:
     """Check names, parameters, sizes and the data; start nothing. Raises UsageError."""
-    plugins = plugins or PluginSystem.load(
-        disable=config.plugins.disable, required=config.plugins.required
+    setup = set_up(config, plugins=plugins, origins=origins, rules=EVAL_RULES)
+    plan = plan_evaluation(
+        config,
+        setup.selection,
+        tokenizer=setup.tokenizer,
+        context_length=setup.context_length,
     )
-    selection = select(config, plugins, origins=origins)
-    model = resolve_model(config.model)
-    info = model_info(model)
-    findings = check(config, selection, info, origins=origins, rules=EVAL_RULES)
-    plugins.control("rlx_configure", config=config)
-    context = min(info.context_length, config.rollout.context_length or info.context_length)
-    tokenizer = load_tokenizer(model, config.data)
-    plan = plan_evaluation(config, selection, tokenizer=tokenizer, context_length=context)
-    if config.rollout.context_length is None and config.data.max_prompt_tokens is not None:
-        context = min(context, config.data.max_prompt_tokens + plan.sampling.max_new_tokens)
-    return EvalJob(
-        config=config,
-        selection=selection,
-        plugins=plugins,
-        model=model,
-        info=info,
-        tokenizer=tokenizer,
-        plan=plan,
-        context_length=context,
-        warnings=tuple(findings),
-    )
+    return EvalJob(setup=setup, plan=plan)
 
 
 def evaluate(
@@ -112,13 +86,20 @@ def evaluate(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(dump_yaml(job.config), encoding="utf-8")
-    evaluation = asyncio.run(_run(job, folder, status, progress))
+
+    async def use(engine: RolloutClient, rewards: RewardRunner) -> Evaluation:
+        status("evaluating")
+        return await _evaluator(job, engine, rewards).evaluate(progress)
+
+    evaluation = run_inference(
+        job.setup, use, context_length=job.context_length, folder=folder, status=status
+    )
     write_json(folder / RESULTS_NAME, results_of(job, evaluation, step))
     with (folder / SAMPLES_NAME).open("w", encoding="utf-8") as file:
         for record in evaluation.records():
             file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
     run = Run(name=folder.name, folder=folder, config=job.config, start_step=step)
-    job.plugins.notify("rlx_on_eval_end", run=run, step=step, results=evaluation.metrics)
+    job.setup.plugins.notify("rlx_on_eval_end", run=run, step=step, results=evaluation.metrics)
     return evaluation
 
 
@@ -153,78 +134,15 @@ def results_of(job: EvalJob, evaluation: Evaluation, step: int) -> dict[str, Any
     }
 
 
-async def _run(
-    job: EvalJob, folder: Path, status: Callable[[str], None], progress: Progress | None
-) -> Evaluation:
-    signals: list[int] = []
-    timers = _cancel_on_signal(signals)
-    crew = Crew(job.config, job.selection, plugins=job.plugins, folder=folder, status=status)
-    try:
-        return await _evaluate(job, crew, status, progress)
-    except asyncio.CancelledError:
-        if signals:
-            raise RunInterrupted(f"stopped by {signal.Signals(signals[0]).name}") from None
-        raise
-    except BaseExceptionGroup as group:
-        raise unwrap(group) from None
-    finally:
-        await crew.close()
-        for timer in timers:
-            timer.cancel()
-
-
-async def _evaluate(
-    job: EvalJob, crew: Crew, status: Callable[[str], None], progress: Progress | None
-) -> Evaluation:
-    config = job.config
-    reward_specs = workers.reward_specs(config, job.selection)
-    dtype = job.info.dtype if config.learner.dtype == "auto" else config.learner.dtype
-    engine_spec = workers.engine_spec(
-        config,
-        job.model,
-        context_length=job.context_length,
-        dtype=dtype if config.rollout.dtype == "auto" else config.rollout.dtype,
-    )
-    started = await crew.start([engine_spec, *reward_specs])
-    rewards = crew.reward_runner(reward_specs, started)
-    evaluator = Evaluator(
+def _evaluator(job: EvalJob, engine: RolloutClient, rewards: RewardRunner) -> Evaluator:
+    return Evaluator(
         job.plan,
-        client=RolloutClient(started["engine"]),
-        selection=job.selection,
+        client=engine,
+        selection=job.setup.selection,
         scorer=rewards,
-        tokenizer=job.tokenizer,
-        limits=limits_of(config, job.context_length),
+        tokenizer=job.setup.tokenizer,
+        limits=limits_of(job.config, job.context_length),
     )
-    status("evaluating")
-    return await evaluator.evaluate(progress)
-
-
-def _cancel_on_signal(signals: list[int]) -> list[threading.Timer]:
-    """The first Ctrl-C or SIGTERM ends in order; a second one, or the deadline, at once."""
-    timers: list[threading.Timer] = []
-    if threading.current_thread() is not threading.main_thread():
-        return timers
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
-    assert main is not None
-
-    def on_signal(number: int) -> None:
-        if signals:
-            _end_now(number)
-        signals.append(number)
-        timer = threading.Timer(_STOP_SECONDS, _end_now, (number,))
-        timer.daemon = True
-        timer.start()
-        timers.append(timer)
-        main.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    return timers
-
-
-def _end_now(number: int) -> None:
-    end_descendants()
-    os._exit(128 + number)
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,173 @@
+"""What `rlx eval` and `rlx generate` have in common: a rollout engine and rewards, no learner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlx.core.config import RunConfig
+from rlx.core.engine import workers
+from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.collector import unwrap
+from rlx.core.engine.crew import Crew
+from rlx.core.engine.prepare import load_tokenizer
+from rlx.core.engine.processes import end_descendants
+from rlx.core.engine.rewards import RewardRunner
+from rlx.core.errors import RunInterrupted
+from rlx.core.models import ModelInfo, model_info, resolve_model
+from rlx.core.plugins import PluginSystem
+from rlx.core.preflight import check
+from rlx.core.preflight_case import Finding, Rule
+from rlx.core.selection import Selection, select
+
+_STOP_SECONDS = 9.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Everything that is known before the data is read."""
+
+    config: RunConfig
+    selection: Selection
+    plugins: PluginSystem
+    model: str
+    info: ModelInfo
+    tokenizer: Any
+    context_length: int
+    """What the engine could take, before the data's limits."""
+    warnings: tuple[Finding, ...]
+
+    def needed_context(self, new_tokens: int) -> int:
+        """The engine's context: no longer than prompts of `data.max_prompt_tokens` need."""
+        config = self.config
+        if config.rollout.context_length is None and config.data.max_prompt_tokens is not None:
+            return min(self.context_length, config.data.max_prompt_tokens + new_tokens)
+        return self.context_length
+
+
+def set_up(
+    config: RunConfig,
+    *,
+    plugins: PluginSystem | None,
+    origins: Mapping[str, str] | None,
+    rules: tuple[Rule, ...],
+) -> Setup:
+    """Check names, parameters and sizes; start nothing. Raises UsageError."""
+    plugins = plugins or PluginSystem.load(
+        disable=config.plugins.disable, required=config.plugins.required
+    )
+    selection = select(config, plugins, origins=origins)
+    model = resolve_model(config.model)
+    info = model_info(model)
+    findings = check(config, selection, info, origins=origins, rules=rules)
+    plugins.control("rlx_configure", config=config)
+    return Setup(
+        config=config,
+        selection=selection,
+        plugins=plugins,
+        model=model,
+        info=info,
+        tokenizer=load_tokenizer(model, config.data),
+        context_length=min(
+            info.context_length, config.rollout.context_length or info.context_length
+        ),
+        warnings=tuple(findings),
+    )
+
+
+def run_inference(
+    setup: Setup,
+    use: Callable[[RolloutClient, RewardRunner], Awaitable[T]],
+    *,
+    context_length: int,
+    folder: Path,
+    status: Callable[[str], None],
+) -> T:
+    """Start an engine and the rewards, await `use`, end every worker.
+
+    Args:
+        context_length: of the engine.
+        folder: where the workers' logs go.
+        status: told what is being waited for.
+
+    Raises:
+        EngineError: a worker failed.
+        RunInterrupted: Ctrl-C or SIGTERM.
+    """
+    return asyncio.run(_run(setup, use, context_length, folder, status))
+
+
+async def _run(
+    setup: Setup,
+    use: Callable[[RolloutClient, RewardRunner], Awaitable[T]],
+    context_length: int,
+    folder: Path,
+    status: Callable[[str], None],
+) -> T:
+    signals: list[int] = []
+    timers = _cancel_on_signal(signals)
+    crew = Crew(setup.config, setup.selection, plugins=setup.plugins, folder=folder, status=status)
+    try:
+        engine, rewards = await _start(setup, crew, context_length)
+        return await use(engine, rewards)
+    except asyncio.CancelledError:
+        if signals:
+            raise RunInterrupted(f"stopped by {signal.Signals(signals[0]).name}") from None
+        raise
+    except BaseExceptionGroup as group:
+        raise unwrap(group) from None
+    finally:
+        await crew.close()
+        for timer in timers:
+            timer.cancel()
+
+
+async def _start(
+    setup: Setup, crew: Crew, context_length: int
+) -> tuple[RolloutClient, RewardRunner]:
+    config = setup.config
+    reward_specs = workers.reward_specs(config, setup.selection)
+    dtype = setup.info.dtype if config.learner.dtype == "auto" else config.learner.dtype
+    engine_spec = workers.engine_spec(
+        config,
+        setup.model,
+        context_length=context_length,
+        dtype=dtype if config.rollout.dtype == "auto" else config.rollout.dtype,
+    )
+    started = await crew.start([engine_spec, *reward_specs])
+    return RolloutClient(started["engine"]), crew.reward_runner(reward_specs, started)
+
+
+def _cancel_on_signal(signals: list[int]) -> list[threading.Timer]:
+    """The first Ctrl-C or SIGTERM ends in order; a second one, or the deadline, at once."""
+    timers: list[threading.Timer] = []
+    if threading.current_thread() is not threading.main_thread():
+        return timers
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    assert main is not None
+
+    def on_signal(number: int) -> None:
+        if signals:
+            _end_now(number)
+        signals.append(number)
+        timer = threading.Timer(_STOP_SECONDS, _end_now, (number,))
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+        main.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    return timers
+
+
+def _end_now(number: int) -> None:
+    end_descendants()
+    os._exit(128 + number)
