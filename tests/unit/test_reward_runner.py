@@ -339,7 +339,7 @@ def test_failure_names_reward_sample_and_the_line_that_raised(functions: Any) ->
     assert "response: the answer" in message
     assert 'raise KeyError("no such column")' in message
     assert "(1 more in this group)" in message
-    assert "reward_threads.py" not in message, "the core's own frames help nobody"
+    assert "core/threads.py" not in message, "the core's own frames help nobody"
 
 
 def test_only_the_failing_sample_is_blamed(functions: Any) -> None:

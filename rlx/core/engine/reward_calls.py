@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.engine.interfaces import RewardReply
-from rlx.core.engine.reward_threads import CallTimeoutError, DaemonThreads, within
 from rlx.core.errors import UsageError
 from rlx.core.references import Bound
 from rlx.core.rewards import RewardInputs, as_reward, excerpt
+from rlx.core.threads import CallTimeoutError, DaemonThreads, within
 
 _LONGEST_WAIT = 30.0
 """Seconds between two attempts, at most."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from rlx.core.engine.interfaces import RewardReply
 from rlx.core.engine.reward_calls import RewardCall
-from rlx.core.engine.reward_threads import DaemonThreads
 from rlx.core.errors import EngineError
 from rlx.core.references import ComponentRef
 from rlx.core.rewards import RewardInputs
+from rlx.core.threads import DaemonThreads
 
 _STUCK_LIMIT = 64
 """Hanging threads that a worker endures when nobody replaces it."""
