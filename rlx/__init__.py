@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         LossInputs,
         LossOutputs,
     )
+    from rlx.core.offline.inputs import ObjectiveInputs, ObjectiveOutputs
     from rlx.core.plugins import PluginSystem, resolve
     from rlx.core.references import ComponentRef
     from rlx.core.rewards import Reward, RewardInputs
@@ -45,6 +46,8 @@ _HOMES = {
     "Group": "rlx.core.rollouts",
     "LossInputs": "rlx.core.inputs",
     "LossOutputs": "rlx.core.inputs",
+    "ObjectiveInputs": "rlx.core.offline.inputs",
+    "ObjectiveOutputs": "rlx.core.offline.inputs",
     "PluginSystem": "rlx.core.plugins",
     "Reward": "rlx.core.rewards",
     "RewardInputs": "rlx.core.rewards",
@@ -79,6 +82,8 @@ __all__ = [  # noqa: RUF022 (constants first)
     "Group",
     "LossInputs",
     "LossOutputs",
+    "ObjectiveInputs",
+    "ObjectiveOutputs",
     "PluginSystem",
     "Reward",
     "RewardInputs",

@@ -31,6 +31,7 @@ tokens. Hooks have [a page of their own](hooks.md). This page is made by `make d
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Estimators": ("EstimatorInputs", "Advantages"),
     "Losses and corrections": ("LossInputs", "LossOutputs", "CorrectionInputs"),
+    "Objectives of offline training": ("ObjectiveInputs", "ObjectiveOutputs"),
     "Rewards": ("RewardInputs", "Reward"),
     "Agents": ("Turn", "Step", "Episode"),
     "Samplers": ("Group", "Drop"),
@@ -48,7 +49,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 _HELPERS_OF = "EstimatorInputs"
-_SAME_HELPERS = {"LossInputs", "CorrectionInputs"}
+_SAME_HELPERS = {"LossInputs", "CorrectionInputs", "ObjectiveInputs"}
 
 
 def render() -> str:

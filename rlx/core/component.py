@@ -27,7 +27,16 @@ KINDS: Final = (
     "trackers",
 )
 REQUIREMENTS: Final = frozenset(
-    {"values", "ref_logprobs", "old_logprobs", "groups", "entropy", "reward_model"}
+    {
+        "values",
+        "ref_logprobs",
+        "old_logprobs",
+        "groups",
+        "entropy",
+        "reward_model",
+        "kl_baseline",
+        "teacher_logits",
+    }
 )
 Scope = Literal["rollout", "group", "batch"]
 _SCOPES: Final = ("rollout", "group", "batch")

@@ -1,0 +1,95 @@
+"""From an objective's values per token, sequence or pair to the scalar that is differentiated.
+
+loss = Σ values / number of them in the whole optimizer step (all micro-batches, all ranks), so that
+the shares of micro-batches and ranks add up to the same loss, whatever the packing.
+
+Legend: B sequences, N trained tokens, K pairs of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from rlx.core.errors import ComponentError
+from rlx.core.guards import unchanged
+from rlx.core.objective import Denominators, Objective
+from rlx.core.offline.inputs import ObjectiveInputs, ObjectiveOutputs
+from rlx.core.offline.needs import Unit
+from rlx.core.ragged import Tensor
+
+OfflineObjective: TypeAlias = Callable[[ObjectiveInputs], "Tensor | ObjectiveOutputs"]
+_AXIS = {"token": "N", "sequence": "B", "pair": "K"}
+
+
+def objective_share(
+    x: ObjectiveInputs,
+    *,
+    objective: OfflineObjective,
+    per: Unit,
+    denominators: Denominators,
+    prefix: str = "train/",
+) -> Objective:
+    """One micro-batch's share of the loss, with the additive parts of its metrics.
+
+    Raises:
+        ComponentError: the objective returned another shape than its unit's.
+    """
+    with unchanged(x, objective, "objective"):
+        outputs = objective(x)
+    if not isinstance(outputs, ObjectiveOutputs):
+        outputs = ObjectiveOutputs(outputs)
+    values = _checked(outputs.loss, x, per, objective)
+    total = values.sum() / max(_step_count(per, denominators), 1)
+    sums, counts = {}, {}
+    sums[f"{prefix}loss"] = total.detach()
+    # Shares of one optimizer step sum to its loss, and their counts to 1.
+    part = x.sequence_count / max(denominators.sequences, 1)
+    counts[f"{prefix}loss"] = total.new_tensor(part)
+    for key, metric in outputs.metrics.items():
+        metric = metric.detach().to(values.dtype)
+        rows = x.pair_count if per == "pair" else x.sequence_count
+        metric = metric.expand(rows) if metric.ndim == 0 else metric
+        sums[f"{prefix}{key}"] = metric.sum()
+        counts[f"{prefix}{key}"] = total.new_tensor(float(metric.numel()))
+    return Objective(
+        loss=total,
+        per_token=_on_tokens(values.detach(), x, per),
+        sums=sums,
+        counts=counts,
+        maxima={},
+    )
+
+
+def _step_count(per: Unit, denominators: Denominators) -> int:
+    if per == "token":
+        return denominators.tokens
+    return denominators.sequences // 2 if per == "pair" else denominators.sequences
+
+
+def _checked(values: object, x: ObjectiveInputs, per: Unit, objective: object) -> Tensor:
+    count = {"token": x.token_count, "sequence": x.sequence_count}.get(per)
+    count = x.pair_count if count is None else count
+    if isinstance(values, Tensor) and values.shape == (count,):
+        return values
+    name = getattr(objective, "name", getattr(objective, "__name__", repr(objective)))
+    got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+    raise ComponentError(
+        f"The objective '{name}' returned {got}; it must return one value per {per}, "
+        f"[{_AXIS[per]}] = [{count}] (the core reduces). Other units: @rlx.component(per=…)."
+    )
+
+
+def _on_tokens(values: Tensor, x: ObjectiveInputs, per: Unit) -> Tensor:
+    """Each value on the trained tokens that it belongs to [N], so that messages can name them."""
+    if per == "token":
+        return values
+    if per == "pair":
+        both = values.new_zeros(x.sequence_count)
+        index = torch.arange(x.sequence_count, device=values.device)
+        both[x.chosen(index)] = values
+        both[x.rejected(index)] = values
+        values = both
+    return x.to_tokens(values)
