@@ -6,9 +6,9 @@ Free form, the agent drives: `async def run(episode: Episode, *, ...) -> None`.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,8 @@ from rlx.core.conversation import Observation
 from rlx.core.episode import Episode, EpisodeEnded, Generate, Limits, Reply
 from rlx.core.errors import ComponentError, RlxError
 from rlx.core.rollouts import FinishReason, Rollout, Task
+from rlx.core.supervision import supervised
+from rlx.core.threads import DaemonThreads
 
 if TYPE_CHECKING:
     from rlx.core.references import Bound
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+_threads = DaemonThreads("rlx-agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,39 +85,46 @@ class Step:
 async def run_agent(
     agent: Bound, episode: Episode, *, on_error: Literal["raise", "keep"] = "raise"
 ) -> Rollout:
-    """Run an agent to the end of its episode.
+    """Run an agent to the end of its episode, within the episode's limits.
 
     Args:
         agent: a component of the step form or the free form (`agent_form`).
         on_error: `raise` ends in ComponentError when the agent fails; `keep` logs the failure and
-            gives what there is, with the finish reason `error`.
+            gives what there is, with the finish reason `error` and the failure in `error`.
 
     Errors of the engine call and rlx's own pass through as they are.
     """
-    form = agent_form(agent)
-    reason: FinishReason | None = None
+    drive = _drive if agent_form(agent) == "step" else _run_free
     try:
-        if form == "step":
-            reason = await _drive(agent, episode)
-        else:
-            await _run_free(agent, episode)
+        reason = await supervised(drive(agent, episode), episode, name=agent.name)
         if episode.turns == 0:
-            raise ComponentError(f"agent {agent.name!r} ended without an engine call")
+            raise ComponentError("it ended without an engine call")
     except EpisodeEnded as ended:
-        reason = ended.reason
+        return episode.rollout(ended.reason)
     except Exception as error:
-        if error is episode.engine_error:
-            raise
+        if episode.engine_error is not None:
+            raise episode.engine_error from None
         if on_error == "raise":
-            if isinstance(error, RlxError):
-                raise
-            raise ComponentError(
-                f"agent {agent.name!r} failed in task {episode.task.id}, turn {episode.turns}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        log.warning("agent %r failed in task %s", agent.name, episode.task.id, exc_info=True)
-        reason = "error"
+            raise _failure(agent, episode, error) from error
+        what = _described(error)
+        log.warning(
+            "agent %r failed in task %s, turn %d: %s",
+            *(agent.name, episode.task.id, episode.turns, what),
+        )
+        return episode.rollout("error", error=what)
     return episode.rollout(reason)
+
+
+def _failure(agent: Bound, episode: Episode, error: Exception) -> RlxError:
+    """What ends the run; a mistake of the configuration stays what it is."""
+    if isinstance(error, RlxError) and not isinstance(error, ComponentError):
+        return error
+    place = f"task {episode.task.id}, turn {episode.turns}"
+    return ComponentError(f"agent {agent.name!r} failed in {place}: {_described(error)}")
+
+
+def _described(error: Exception) -> str:
+    return str(error) if isinstance(error, ComponentError) else f"{type(error).__name__}: {error}"
 
 
 def agent_form(agent: Bound) -> Literal["step", "free"]:
@@ -151,11 +161,11 @@ def _method(agent: Bound, name: str) -> Callable[[Any], Any]:
 async def _run_free(agent: Bound, episode: Episode) -> None:
     result = _method(agent, "run")(episode)
     if not inspect.isawaitable(result):
-        raise ComponentError(f"agent {agent.name!r} must be `async def`: it drives the episode")
+        raise ComponentError("it must be `async def`: it drives the episode")
     if (value := await result) is not None:
         raise ComponentError(
-            f"agent {agent.name!r} returned {type(value).__name__}: an agent of the free form "
-            "returns nothing (episode.reward, episode.metadata and episode.metric take results)"
+            f"it returned {type(value).__name__}: an agent of the free form returns nothing "
+            "(episode.reward, episode.metadata and episode.metric take results)"
         )
 
 
@@ -180,9 +190,7 @@ async def _drive(agent: Bound, episode: Episode) -> FinishReason | None:
         )
         answer = await _call_step(step, turn)
         if not isinstance(answer, Step):
-            raise ComponentError(
-                f"agent {agent.name!r} returned {type(answer).__name__}, not a Step"
-            )
+            raise ComponentError(f"it returned {type(answer).__name__}, not a Step")
         episode.reward(answer.reward)
         for name, value in answer.metrics.items():
             episode.metric(name, value)
@@ -193,16 +201,19 @@ async def _drive(agent: Bound, episode: Episode) -> FinishReason | None:
             return None
         if answer.observation is None and reply.finish_reason != "length":
             raise ComponentError(
-                f"agent {agent.name!r} goes on without an observation after a finished turn: "
-                "give one, or Step(done=True)"
+                "it goes on without an observation after a finished turn: give one, or "
+                "Step(done=True)"
             )
 
 
 async def _call_step(step: Callable[[Any], Any], turn: Turn) -> Any:
-    """A step that is no coroutine runs in a thread, so that a slow one doesn't stall the others."""
+    """A step that is no coroutine runs in a thread, so that a slow one doesn't stall the others.
+
+    As many threads as episodes: a pool of a few would let slow tools wait for one another.
+    """
     function = step if inspect.isroutine(step) else getattr(step, "instance", step)
     function = function if inspect.isroutine(function) else type(function).__call__
     if inspect.iscoroutinefunction(function):
         return await step(turn)
-    result = await asyncio.to_thread(step, turn)
+    result = await _threads.run(step, turn, timeout=math.inf)
     return await result if inspect.isawaitable(result) else result

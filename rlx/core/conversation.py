@@ -127,3 +127,36 @@ class Conversation:
     def _special_ids(self) -> set[int]:
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         return {*self._tokenizer.all_special_ids, *added}
+
+
+def shortened(observation: Observation, limit: int) -> Observation:
+    """An observation with at most about `limit` characters; the same object where it has no more.
+
+    Of a longer text the middle is left out, and the text says so. Messages share the limit.
+    """
+    if isinstance(observation, str):
+        return _cut(observation, limit)
+    single = isinstance(observation, Mapping)
+    messages: list[Any] = [observation] if single else list(observation)
+    texts = [_content(message) for message in messages]
+    if sum(map(len, texts)) <= limit:
+        return observation
+    share = max(limit // len(messages), 1)
+    cut = [
+        {**message, "content": _cut(text, share)} if len(text) > share else message
+        for message, text in zip(messages, texts, strict=True)
+    ]
+    return cut[0] if single else cut
+
+
+def _content(message: Any) -> str:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, str) else "" if content is None else str(content)
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    head = 2 * limit // 3
+    tail = limit - head
+    return f"{text[:head]}\n[… {len(text) - limit:,} characters left out …]\n{text[-tail:]}"

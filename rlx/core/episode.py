@@ -7,13 +7,14 @@ Observations are tokenised once, when the next engine call needs them, and are n
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from rlx.core.conversation import Conversation, Observation
+from rlx.core.conversation import Conversation, Observation, shortened
 from rlx.core.errors import ComponentError, EngineError, did_you_mean
 from rlx.core.rollouts import FinishReason, Message, Rollout, Span, Task
 
@@ -29,7 +30,7 @@ _FIXED = ("temperature", "top_p", "top_k")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where an episode ends whatever the agent wants."""
+    """Where an episode ends whatever the agent wants, and what the agent's failure does."""
 
     context_length: int
     """Most tokens in all, the prompt included."""
@@ -37,6 +38,16 @@ class Limits:
     """Most engine calls."""
     max_tokens: int | None = None
     """Most tokens after the prompt, actions and observations together."""
+    max_seconds: float | None = None
+    """Most wall time, engine calls included."""
+    step_timeout: float | None = None
+    """Most seconds between two engine calls; an agent that takes longer has failed."""
+    max_observation: int | None = None
+    """Most characters of one observation."""
+    cut_observations: bool = True
+    """Leave out the middle of a longer observation; else the agent has failed."""
+    failure: Literal["raise", "keep", "drop_group"] = "raise"
+    """End the run, keep what there is of the episode, or leave its group out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +121,12 @@ class Episode:
         self.metrics: dict[str, float] = {}
         self.engine_error: Exception | None = None
         """What the engine call raised, so that it is not taken for the agent's mistake."""
+        self.response: str | None = None
+        """What rewards judge; None: all that came after the prompt."""
+        self.observations_cut = 0
+        """Observations that were longer than the limit."""
+        self.agent_since: float | None = time.monotonic()
+        """When it became the agent's turn; None while the engine works for it."""
         self._generate = generate
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -185,8 +202,23 @@ class Episode:
         Args:
             observation: text, appended exactly as it is; or one or more chat messages, for tasks
                 whose prompt went through the chat template. Tokenised once; never action tokens.
+
+        Raises ComponentError for one that can't be shown, or that is too long and may not be cut.
         """
+        if self.limits.max_observation is not None:
+            cut = shortened(observation, self.limits.max_observation)
+            if cut is not observation and not self.limits.cut_observations:
+                raise ComponentError(
+                    f"the observation is longer than {self.limits.max_observation:,} characters "
+                    "(episode.max_observation)"
+                )
+            self.observations_cut += cut is not observation
+            observation = cut
         self._talk.observe(observation)
+
+    def end(self, reason: FinishReason) -> None:
+        """No engine call from now on: `generate` raises EpisodeEnded."""
+        self._ended = reason
 
     def reward(self, value: float) -> None:
         """Add to the reward of the last turn; raises ComponentError before the first."""
@@ -200,10 +232,13 @@ class Episode:
         """Log a number; the step's metric is the mean over the rollouts that have it."""
         self.metrics[name] = float(value)
 
-    def rollout(self, finish_reason: FinishReason | None = None) -> Rollout:
+    def rollout(
+        self, finish_reason: FinishReason | None = None, *, error: str | None = None
+    ) -> Rollout:
         """The rollout so far; `reward` is 0 and `parts` are empty, for the rewards to fill.
 
-        Tokens after the last action are left out: nothing was sampled after them.
+        Tokens after the last action are left out: nothing was sampled after them. `error` is what
+        the agent failed of.
         """
         last = self._turns[-1].finish_reason if self._turns else "error"
         spans = [
@@ -220,7 +255,10 @@ class Episode:
         changed = columns.keys() != self.metadata.keys() or any(
             self.metadata[name] is not value for name, value in columns.items()
         )
-        response = self._tokens[self._prompt_length :]
+        text = self.response
+        if text is None:
+            response = self._tokens[self._prompt_length :]
+            text = str(self._tokenizer.decode(response, skip_special_tokens=True))
         return Rollout(
             task=replace(self.task, columns=dict(self.metadata)) if changed else self.task,
             group_id=self.group_id,
@@ -228,10 +266,11 @@ class Episode:
             tokens=np.asarray(self._tokens, dtype=np.int32),
             spans=spans,
             logprobs=np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
-            text=str(self._tokenizer.decode(response, skip_special_tokens=True)),
+            text=text,
             finish_reason=finish_reason or self._ended or last,
             metrics=dict(self.metrics),
-            messages=self.messages,
+            messages=[*self.messages],
+            error=error,
         )
 
     def _with(self, overrides: Mapping[str, Any]) -> Sampling:
@@ -258,6 +297,7 @@ class Episode:
 
     async def _engine_call(self, sampling: Sampling) -> Generation:
         self._running = True
+        self.agent_since = None
         try:
             return await self._generate([*self._tokens], sampling, self.turn_seed(self.turns))
         except Exception as error:
@@ -265,6 +305,7 @@ class Episode:
             raise
         finally:
             self._running = False
+            self.agent_since = time.monotonic()
 
     def _append_action(self, generation: Generation) -> Reply:
         tokens = [int(token) for token in generation.tokens]

@@ -1,6 +1,7 @@
 """The values that travel through a run: tasks, rollouts, groups.
 
-Legend: P tasks, G rollouts per group, B rollouts in the batch, N action tokens, T tokens.
+Legend: P tasks, G rollouts per group, B rollouts in the batch, S sequences (S = B unless a rollout
+has several segments), N action tokens, T tokens.
 This module imports NumPy and nothing heavier, because reward workers import it.
 """
 
@@ -52,14 +53,20 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One attempt at a task: prompt, sampled tokens and observations as one token sequence."""
+    """One attempt at a task: prompt, sampled tokens and observations as one token sequence.
+
+    Where a prompt did not extend what came before it (a template or an agent that rewrites
+    history), a new *segment* begins: a sequence of its own for the model, but the same rollout for
+    rewards, groups, estimators and metrics.
+    """
 
     task: Task
     group_id: int
     index: int
     """Position within the group: 0 … G − 1."""
     tokens: np.ndarray
-    """[T] int32: prompt, then actions and observations in the order in which they happened."""
+    """[T] int32: prompt, then actions and observations in the order in which they happened; the
+    segments one after the other."""
     spans: Sequence[Span]
     """Action spans in ascending order; every other position is prompt or observation."""
     logprobs: np.ndarray
@@ -74,6 +81,10 @@ class Rollout:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Extra numbers from rewards and the agent, averaged into the step's metrics."""
     messages: Sequence[Message] = ()
+    error: str | None = None
+    """What the agent failed of, with the finish reason `error`."""
+    segments: Sequence[int] = (0,)
+    """Positions of `tokens` at which a segment begins; the first is 0, no span crosses one."""
 
     @property
     def action_count(self) -> int:
@@ -105,15 +116,15 @@ class TrainBatch:
     """The rollouts of one training step as flat arrays: what scorers and learners are given.
 
     Sequences lie one after the other on the token axis [T]; action tokens on the axis [N],
-    in the order of the sequences.
+    in the order of the sequences. A rollout is one sequence, or as many as it has segments.
     """
 
     tokens: np.ndarray
     """[T] int32, all sequences concatenated."""
     lengths: np.ndarray
-    """[B] int64, tokens per sequence."""
+    """[S] int64, tokens per sequence."""
     action_lengths: np.ndarray
-    """[B] int64, action tokens per sequence."""
+    """[S] int64, action tokens per sequence."""
     action_positions: np.ndarray
     """[N] int64, position of each action token *within its sequence* (≥ 1)."""
     turn: np.ndarray
@@ -126,6 +137,8 @@ class TrainBatch:
     """[B] float64, outcome plus per-turn rewards of the rollout."""
     token_rewards: np.ndarray
     """[N] float64, each reward on the last action token of its turn (no KL in it)."""
+    segments: np.ndarray | None = None
+    """[B] int64, sequences of each rollout; None: one each, and S = B."""
     names: np.ndarray | None = None
     """[B] text, what messages call each rollout: `group 3, rollout 0, task gsm8k/17`."""
     greedy_rewards: np.ndarray | None = None
@@ -143,7 +156,37 @@ class TrainBatch:
 
     @property
     def sequence_count(self) -> int:
+        """S."""
         return len(self.lengths)
+
+    @property
+    def rollout_count(self) -> int:
+        """B."""
+        return len(self.rewards)
+
+    @property
+    def rollout_lengths(self) -> np.ndarray:
+        """[B] int64, tokens per rollout."""
+        return self._per_rollout(self.lengths)
+
+    @property
+    def rollout_action_lengths(self) -> np.ndarray:
+        """[B] int64, action tokens per rollout."""
+        return self._per_rollout(self.action_lengths)
+
+    @property
+    def rollout_of(self) -> np.ndarray:
+        """[S] int64, the rollout of each sequence."""
+        rollouts = np.arange(self.rollout_count)
+        return rollouts if self.segments is None else np.repeat(rollouts, self.segments)
+
+    def _per_rollout(self, values: np.ndarray) -> np.ndarray:
+        """Sum over each rollout's sequences: [S] -> [B]."""
+        if self.segments is None:
+            return values
+        sums = np.zeros(self.rollout_count, values.dtype)
+        np.add.at(sums, self.rollout_of, values)
+        return sums
 
     @property
     def action_count(self) -> int:

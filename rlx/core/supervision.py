@@ -1,0 +1,91 @@
+"""Keeps an agent within its time, so that one that hangs costs its episode and not the run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from rlx.core.episode import Episode, EpisodeEnded
+from rlx.core.errors import ComponentError
+
+T = TypeVar("T")
+
+_GRACE = 5.0
+"""Seconds that a cancelled agent has for its own clean-up."""
+_FOREVER = 3600.0
+"""Seconds after which an episode without limits is looked at again."""
+
+log = logging.getLogger(__name__)
+
+
+async def supervised(work: Coroutine[Any, Any, T], episode: Episode, *, name: str) -> T:
+    """Await `work`, which drives the episode, for as long as the episode's limits allow.
+
+    Raises:
+        EpisodeEnded: the wall time is over (`timeout`).
+        ComponentError: the agent took too long between two engine calls, or ended by `sys.exit()`
+            or by cancelling itself.
+    """
+    deadline = time.monotonic() + (episode.limits.max_seconds or float("inf"))
+    task = asyncio.ensure_future(_no_exit(work))
+    try:
+        while True:
+            await asyncio.wait({task}, timeout=_patience(episode, deadline))
+            if task.done():
+                break
+            if time.monotonic() >= deadline:
+                raise EpisodeEnded("timeout")
+            if _overdue(episode):
+                raise ComponentError(
+                    f"it took longer than {episode.limits.step_timeout:g} s between two engine "
+                    "calls (episode.step_timeout)"
+                )
+    finally:
+        if not task.done():
+            await _give_up(task, episode, name)
+    if task.cancelled():
+        raise ComponentError("it cancelled itself")
+    return task.result()
+
+
+async def _no_exit(work: Coroutine[Any, Any, T]) -> T:
+    """A task that raises SystemExit would end the event loop, and with it the run."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise ComponentError(f"it called sys.exit({error.code!r})") from error
+
+
+def _patience(episode: Episode, deadline: float) -> float:
+    """Seconds until the next moment at which time could be over."""
+    now = time.monotonic()
+    step = episode.limits.step_timeout
+    wait = deadline - now
+    if step is not None:
+        since = now if episode.agent_since is None else episode.agent_since
+        wait = min(wait, since + step - now)
+    return min(max(wait, 0.001), _FOREVER)
+
+
+def _overdue(episode: Episode) -> bool:
+    step, since = episode.limits.step_timeout, episode.agent_since
+    return step is not None and since is not None and time.monotonic() >= since + step
+
+
+async def _give_up(task: asyncio.Task[Any], episode: Episode, name: str) -> None:
+    """Cancel the agent; one that doesn't end of it is left behind and gets no engine call more."""
+    episode.end("abort")
+    task.cancel()
+    await asyncio.wait({task}, timeout=_GRACE)
+    task.add_done_callback(_forget)
+    if not task.done():
+        log.warning("agent %r goes on in task %s after it was cancelled", name, episode.task.id)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Take the exception that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
