@@ -71,6 +71,9 @@ class Ragged:
     """[B] int64, rollouts of the same task share it."""
     turn: Tensor = _given("These inputs carry no turn index.")
     """[N] int64, index of the token's turn within its rollout."""
+    rollout_lengths: Tensor = _given("Every rollout is one sequence: see `lengths`.")
+    """[B] int64, action tokens of the whole rollout that a sequence is a segment of; given to
+    losses and corrections, whose sequences are segments, where a rollout has several."""
 
     def __post_init__(self) -> None:
         for name, value in self.__dict__.items():

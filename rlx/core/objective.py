@@ -168,14 +168,15 @@ def aggregate(
 ) -> Tensor:
     """Reduce [N] to this micro-batch's share of the step's scalar.
 
-    `token-mean`: Σ_t / tokens. `seq-mean-token-mean`: Σ_b mean_t / sequences.
+    `token-mean`: Σ_t / tokens. `seq-mean-token-mean`: Σ_b mean_t / sequences, where a rollout of
+    several segments is one b.
     `seq-mean-token-sum-norm`: Σ_t / (sequences · sequence_norm) (Dr. GRPO, arXiv:2503.20783).
     """
     sequences = max(denominators.sequences, 1)
     if settings.aggregation == "token-mean":
         return per_token.sum() / max(denominators.tokens, 1)
     if settings.aggregation == "seq-mean-token-mean":
-        return x.sequence_mean(per_token).sum() / sequences
+        return _rollout_means(per_token, x) / sequences
     if settings.aggregation == "seq-mean-token-sum-norm":
         return per_token.sum() / (sequences * max(settings.sequence_norm, 1))
     raise UsageError(
@@ -183,6 +184,13 @@ def aggregate(
         where="algorithm.aggregation",
         fix=did_you_mean(settings.aggregation, AGGREGATIONS) or f"one of {', '.join(AGGREGATIONS)}",
     )
+
+
+def _rollout_means(per_token: Tensor, x: Ragged) -> Tensor:
+    """Sum of the rollouts' means over their tokens, as far as their segments are in `x`."""
+    if not x.has("rollout_lengths"):
+        return x.sequence_mean(per_token).sum()
+    return (x.sequence_sum(per_token) / x.rollout_lengths.clamp(min=1)).sum()
 
 
 def finalize_metrics(
@@ -210,6 +218,7 @@ def _correction_weights(
         return ones
     c = CorrectionInputs(
         lengths=x.lengths,
+        rollout_lengths=x.get("rollout_lengths"),
         group=x.get("group"),
         turn=x.get("turn"),
         old_logprobs=x.old_logprobs.detach(),

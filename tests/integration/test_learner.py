@@ -509,3 +509,24 @@ def test_process_group_of_another_size_is_refused(model: str) -> None:
 
     with pytest.raises(EngineError, match="can't become rank 1 of 2"):
         PolicyLearner(**learner_arguments(model, rank=1, world=2)).start()
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_the_update_does_not_depend_on_how_segments_are_packed(
+    model: str, aggregation: str
+) -> None:
+    """Two segments a rollout: in one micro-batch, or far apart; denominators count rollouts."""
+    alone = random_batch()
+    half = alone.sequence_count // 2
+    batch = dataclasses.replace(
+        alone, segments=np.full(half, 2), group=np.arange(half), rewards=np.zeros(half)
+    )
+    objective = ObjectiveSettings(aggregation=aggregation, sequence_norm=32)
+
+    def change(part: Any, **settings: Any) -> dict[str, np.ndarray]:
+        return changed_by(started(model, objective=objective, **settings), [part])
+
+    whole = change(batch)
+    assert relative_difference(change(batch, token_budget=16), whole) < 2 * TOLERANCE
+    gap = relative_difference(change(alone), whole)
+    assert gap == 0 if aggregation == "token-mean" else gap > 100 * TOLERANCE

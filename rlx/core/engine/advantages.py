@@ -58,9 +58,10 @@ def _located(error: NonFiniteError, batch: TrainBatch) -> NonFiniteError:
     """The error with the rollout and token that it is about."""
     if error.token is None or batch.names is None:
         return error
-    ends = np.cumsum(batch.action_lengths)
+    lengths = batch.rollout_action_lengths
+    ends = np.cumsum(lengths)
     rollout = int(np.searchsorted(ends, error.token, side="right"))
-    token = error.token - int(ends[rollout] - batch.action_lengths[rollout])
+    token = error.token - int(ends[rollout] - lengths[rollout])
     return NonFiniteError(
         f"{error} It is action token {token} of the rollout ({batch.names[rollout]}).",
         token=error.token,
@@ -85,7 +86,7 @@ def estimator_inputs(
         rewards=_tensor(batch.rewards),
         token_rewards=_tensor(batch.token_rewards),
         group=torch.tensor(batch.group),
-        lengths=torch.tensor(batch.action_lengths),
+        lengths=torch.tensor(batch.rollout_action_lengths),
         turn=torch.tensor(batch.turn),
         rollout_logprobs=_tensor(batch.rollout_logprobs),
         parts={

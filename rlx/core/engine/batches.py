@@ -10,17 +10,20 @@ import numpy as np
 from rlx.core.rollouts import Group, Rollout, TrainBatch
 
 _PER_TOKEN = ("tokens",)
-_PER_SEQUENCE = ("lengths", "action_lengths", "group", "rewards", "names", "greedy_rewards")
+_PER_SEQUENCE = ("lengths", "action_lengths")
+_PER_ROLLOUT = ("group", "rewards", "segments", "names", "greedy_rewards")
 
 
 def make_batch(groups: Sequence[Group]) -> TrainBatch:
-    """Lay the rollouts of `groups` one after the other."""
+    """Lay the rollouts of `groups` one after the other, each segment a sequence."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     group_index = [index for index, group in enumerate(groups) for _ in group.rollouts]
-    positions = [_action_positions(rollout) for rollout in rollouts]
+    positions = [part for rollout in rollouts for part in _action_positions(rollout)]
+    segments = np.array([len(rollout.segments) for rollout in rollouts], np.int64)
+    lengths = [length for rollout in rollouts for length in _segment_lengths(rollout)]
     return TrainBatch(
         tokens=_concatenate([rollout.tokens for rollout in rollouts], np.int32),
-        lengths=np.array([len(rollout.tokens) for rollout in rollouts], np.int64),
+        lengths=np.array(lengths, np.int64),
         action_lengths=np.array([len(position) for position in positions], np.int64),
         action_positions=_concatenate(positions, np.int64),
         turn=_concatenate([_turns(rollout) for rollout in rollouts], np.int64),
@@ -28,6 +31,7 @@ def make_batch(groups: Sequence[Group]) -> TrainBatch:
         rollout_logprobs=_concatenate([rollout.logprobs for rollout in rollouts], np.float32),
         rewards=np.array([total_reward(rollout) for rollout in rollouts], np.float64),
         token_rewards=_concatenate([_token_rewards(rollout) for rollout in rollouts], np.float64),
+        segments=segments if (segments != 1).any() else None,
         names=np.array([rollout_name(rollout) for rollout in rollouts], np.str_),
         greedy_rewards=_greedy_rewards(groups),
     )
@@ -50,8 +54,9 @@ def total_reward(rollout: Rollout) -> float:
     return rollout.reward + sum(span.reward for span in rollout.spans)
 
 
-def take(batch: TrainBatch, sequences: np.ndarray) -> TrainBatch:
-    """The sub-batch of the given sequences, in the given order."""
+def take(batch: TrainBatch, rollouts: np.ndarray) -> TrainBatch:
+    """The sub-batch of the given rollouts, in the given order."""
+    sequences = rollouts if batch.segments is None else ragged_indices(batch.segments, rollouts)
     tokens = ragged_indices(batch.lengths, sequences)
     actions = ragged_indices(batch.action_lengths, sequences)
     chosen: dict[str, np.ndarray | None] = {}
@@ -63,6 +68,8 @@ def take(batch: TrainBatch, sequences: np.ndarray) -> TrainBatch:
             chosen[item.name] = values[tokens]
         elif item.name in _PER_SEQUENCE:
             chosen[item.name] = values[sequences]
+        elif item.name in _PER_ROLLOUT:
+            chosen[item.name] = values[rollouts]
         else:
             chosen[item.name] = values[actions]
     return TrainBatch(**chosen)  # type: ignore[arg-type]
@@ -77,7 +84,7 @@ def ragged_indices(lengths: np.ndarray, sequences: np.ndarray) -> np.ndarray:
 
 
 def balanced_shares(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Split sequences over ranks with near-equal token counts: longest first, to the lightest.
+    """Split rollouts over ranks with near-equal token counts: longest first, to the lightest.
 
     Each share keeps the batch's order, so that one rank sees the batch unchanged.
     """
@@ -98,9 +105,18 @@ def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     )
 
 
-def _action_positions(rollout: Rollout) -> np.ndarray:
-    spans = [np.arange(span.start, span.stop) for span in rollout.spans]
-    return np.concatenate(spans) if spans else np.zeros(0, np.int64)
+def _segment_lengths(rollout: Rollout) -> np.ndarray:
+    return np.diff([*rollout.segments, len(rollout.tokens)])
+
+
+def _action_positions(rollout: Rollout) -> list[np.ndarray]:
+    """Positions of each segment's action tokens, counted from where the segment begins."""
+    starts = np.array(rollout.segments)
+    parts: list[list[np.ndarray]] = [[] for _ in starts]
+    for span in rollout.spans:
+        segment = int(np.searchsorted(starts, span.start, side="right")) - 1
+        parts[segment].append(np.arange(span.start, span.stop) - starts[segment])
+    return [np.concatenate(part) if part else np.zeros(0, np.int64) for part in parts]
 
 
 def _turns(rollout: Rollout) -> np.ndarray:

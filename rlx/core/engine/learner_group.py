@@ -32,7 +32,7 @@ class LearnerGroup:
         Args:
             options: what else the learner's `score` takes (`entropy`, the policy's).
         """
-        shares = balanced_shares(batch.lengths, len(self._workers))
+        shares = balanced_shares(batch.rollout_lengths, len(self._workers))
         parts = await asyncio.gather(
             *(
                 worker.call("score", take(batch, share), **options)
@@ -71,8 +71,8 @@ class LearnerGroup:
         return UpdateResult(metrics=results[0].metrics, logprobs=logprobs)
 
     def _plan(self, batch: TrainBatch, step: int) -> list[list[np.ndarray]]:
-        """For each optimizer step the sequences of each rank."""
-        count = batch.sequence_count
+        """For each optimizer step the rollouts of each rank."""
+        count, lengths = batch.rollout_count, batch.rollout_lengths
         size = self._settings.minibatch_size or count
         plan = []
         for epoch in range(self._settings.epochs):
@@ -81,7 +81,7 @@ class LearnerGroup:
                 order = np.random.default_rng([self._seed, step, epoch]).permutation(count)
             for start in range(0, count, size):
                 chosen = order[start : start + size]
-                shares = balanced_shares(batch.lengths[chosen], len(self._workers))
+                shares = balanced_shares(lengths[chosen], len(self._workers))
                 plan.append([chosen[share] for share in shares])
         return plan
 
@@ -112,6 +112,7 @@ def _join(
 ) -> np.ndarray:
     """Put per-token answers […, n] of the shares back into the batch's order."""
     joined = np.zeros((*parts[0].shape[:-1], batch.action_count), np.float32)
+    lengths = batch.rollout_action_lengths
     for share, part in zip(shares, parts, strict=True):
-        joined[..., ragged_indices(batch.action_lengths, share)] = part
+        joined[..., ragged_indices(lengths, share)] = part
     return joined

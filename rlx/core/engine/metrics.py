@@ -28,6 +28,7 @@ def rollout_metrics(groups: Sequence[Group], *, by_source: bool = False) -> dict
         "rollout/length_mean": np.mean([rollout.action_count for rollout in rollouts]),
         "rollout/truncated_rate": np.mean([r.finish_reason in CUT_OFF for r in rollouts]),
         "rollout/turns_mean": np.mean([len(rollout.spans) for rollout in rollouts]),
+        **_segment_metrics(rollouts),
         "group/std_mean": spreads.mean(),
         "group/all_same_rate": (spreads == 0).mean(),
         **_means("reward/", (rollout.parts for rollout in rollouts)),
@@ -36,6 +37,12 @@ def rollout_metrics(groups: Sequence[Group], *, by_source: bool = False) -> dict
         **(_source_metrics(groups) if by_source else {}),
     }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _segment_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Only where a rollout has several: everywhere else they would be 1."""
+    counts = [len(rollout.segments) for rollout in rollouts]
+    return {"rollout/segments_mean": float(np.mean(counts))} if max(counts, default=1) > 1 else {}
 
 
 def _greedy_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -70,13 +77,14 @@ def rollout_records(
     groups: Sequence[Group], batch: TrainBatch, logprobs: np.ndarray, *, limit: int
 ) -> list[dict[str, Any]]:
     """What `rollouts/` holds of the first `limit` rollouts, taken from different groups first."""
-    ends = np.cumsum(batch.action_lengths)
+    lengths = batch.rollout_action_lengths
+    ends = np.cumsum(lengths)
     gaps = np.abs(logprobs - batch.rollout_logprobs)
     flat = [(group, rollout) for group in groups for rollout in group.rollouts]
     order = sorted(range(len(flat)), key=lambda i: (flat[i][1].index, i))[:limit]
     records = []
     for i in sorted(order):
-        tokens = slice(ends[i] - batch.action_lengths[i], ends[i])
+        tokens = slice(ends[i] - lengths[i], ends[i])
         records.append(_record(*flat[i], batch, gaps[tokens], tokens))
     return records
 

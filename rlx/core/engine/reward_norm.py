@@ -77,7 +77,8 @@ class RunningNorm:
 
     def _tokens(self, batch: TrainBatch, rewards: np.ndarray) -> np.ndarray:
         scaled = batch.token_rewards / self.std
-        spoken = batch.action_lengths > 0
-        last = (np.cumsum(batch.action_lengths) - 1)[spoken]
+        lengths = batch.rollout_action_lengths
+        spoken = lengths > 0
+        last = (np.cumsum(lengths) - 1)[spoken]
         scaled[last] += (rewards - batch.rewards / self.std)[spoken]
         return scaled

@@ -221,7 +221,7 @@ class Trainer:
         if update is None or self._config.kl.coef == 0:
             return update
         if (kl := update.metrics.get("policy/kl_ref")) is not None:
-            self._kl.update(kl, batch.sequence_count)
+            self._kl.update(kl, batch.rollout_count)
         return dataclasses.replace(update, metrics={**update.metrics, "policy/kl_coef": coef})
 
     def _emit(
@@ -243,7 +243,7 @@ class Trainer:
             {f"time/{name}": value for name, value in self._times.items() if name != "advantage"},
             {
                 "time/step": seconds,
-                "throughput/rollouts_per_s": batch.sequence_count / seconds,
+                "throughput/rollouts_per_s": batch.rollout_count / seconds,
                 "throughput/tokens_per_s": batch.action_count / seconds,
             },
         )

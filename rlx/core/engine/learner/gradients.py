@@ -95,7 +95,7 @@ class FiniteCheck:
         ends = np.cumsum(self.micro.action_lengths)
         at = int(np.searchsorted(ends, action, side="right"))
         token = action - int(ends[at] - self.micro.action_lengths[at])
-        rollout = int(self.micro.sequences[at])
+        rollout = int(self.batch.rollout_of[self.micro.sequences[at]])
         names = self.batch.names
         name = (
             f"rollout {rollout} (group {self.batch.group[rollout]})"
@@ -114,9 +114,12 @@ def micro_fields(
     def pick(values: np.ndarray | None, index: np.ndarray) -> Tensor | None:
         return None if values is None else torch.from_numpy(values[index]).to(device)
 
+    rollouts = batch.rollout_of[micro.sequences]
+    whole = None if batch.segments is None else batch.rollout_action_lengths
     return {
         "lengths": torch.from_numpy(micro.action_lengths).to(device),
-        "group": pick(batch.group, micro.sequences),
+        "rollout_lengths": pick(whole, rollouts),
+        "group": pick(batch.group, rollouts),
         "turn": pick(batch.turn, micro.actions),
         **{name: pick(getattr(batch, name), micro.actions) for name in names},
     }

@@ -34,7 +34,7 @@ def make_plan(
         batch, row_tokens=settings.row_tokens, token_budget=settings.token_budget, packed=packed
     )
     chunks = [_chunks(micro.action_count, settings.logprob_chunk) for micro in mine]
-    counts = (chunks, batch.action_count, batch.sequence_count)
+    counts = (chunks, batch.action_count, batch.rollout_count)
     everyone = [counts] if alone else gather(counts)
     number = max(len(theirs) for theirs, _, _ in everyone)
     return Plan(
@@ -45,7 +45,7 @@ def make_plan(
         ],
         denominators=Denominators(
             tokens=sum(tokens for _, tokens, _ in everyone),
-            sequences=sum(sequences for _, _, sequences in everyone),
+            sequences=sum(rollouts for _, _, rollouts in everyone),
         ),
     )
 
