@@ -257,6 +257,33 @@ class RolloutConfig(Part):
     """Start without compiling the model: faster start, somewhat slower generation."""
 
 
+class GenerateConfig(Part):
+    """Batch inference with `rlx generate`: samples of every task of `data`, and rows from them."""
+
+    samples: int = Field(4, ge=1)
+    """n, rollouts per task."""
+    temperature: float | None = Field(None, ge=0)
+    """0 is greedy; unset: `rollout.temperature`."""
+    select: Annotated[
+        list[Literal["all", "best", "pairs", "conditioned"]], BeforeValidator(_as_list)
+    ] = ["all"]
+    """Files that are written: `all` samples; the `best` ones of each task, to fine-tune on; `pairs`
+    of its best and its worst, for preferences; all with the reward in the prompt, `conditioned`."""
+    keep: int = Field(1, ge=1)
+    """`best`: most rows of a task, the highest rewards first."""
+    min_reward: float | None = None
+    """`best`: least reward of a row. Unset: any, but a task whose rewards are all equal is left
+    out, because its best is no better than its worst."""
+    min_margin: float = Field(0.0, ge=0)
+    """`pairs`: least difference of the rewards; equal ones never make a pair."""
+    condition: str = "{prompt}\nReward: {reward:.1f}"
+    """`conditioned`: format string that takes the (last user) prompt's place."""
+    truncated: Literal["drop", "keep"] = "drop"
+    """Samples that ran out of tokens: `drop` leaves them out of all files but `all`, because
+    training on them would teach to stop in mid-sentence."""
+    format: Literal["jsonl", "parquet"] = "jsonl"
+
+
 class LearnerConfig(Part):
     """How the policy is trained."""
 
@@ -369,6 +396,26 @@ class RewardPolicy(Part):
     """Score of a failed reward under `failure: default`."""
 
 
+class EpisodePolicy(Part):
+    """How long an agent's episodes may take, and what is done when an agent fails.
+
+    An agent fails when it raises, hangs, or returns what it must not. `rollout.max_turns` and
+    `rollout.max_response_tokens` bound turns and tokens.
+    """
+
+    max_seconds: float | None = Field(None, gt=0)
+    """Wall time of one episode, engine calls included; then it ends as it is (`timeout`)."""
+    step_timeout: float = Field(300.0, gt=0)
+    """Seconds that an agent may take between two engine calls; one that takes longer has failed."""
+    max_observation: int = Field(100_000, ge=100)
+    """Characters of one observation."""
+    long_observation: Literal["cut", "fail"] = "cut"
+    """A longer one loses its middle, and says so; or the agent has failed."""
+    failure: Literal["raise", "keep", "drop_group"] = "raise"
+    """What a failure does: end the run; keep what there is of the episode (`error`), for rewards to
+    judge; leave the whole group out, another takes its place."""
+
+
 class RuntimeConfig(Part):
     """Where workers live."""
 
@@ -426,11 +473,13 @@ class RunConfig(Part):
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     rollout: RolloutConfig = RolloutConfig()
+    generate: GenerateConfig = GenerateConfig()
     learner: LearnerConfig = LearnerConfig()
     critic: CriticConfig = CriticConfig()
     kl: KLConfig = KLConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     reward: RewardPolicy = RewardPolicy()
+    episode: EpisodePolicy = EpisodePolicy()
     runtime: RuntimeConfig = RuntimeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()

@@ -6,7 +6,6 @@ forgets the prefixes that it cached.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +17,12 @@ from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import GroupMaker, GroupScorer
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.reward_compose import part_names
+from rlx.core.engine.waves import in_waves
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.evaluation import TOTAL, Evaluation, Scoring, evaluated, metric_names
 from rlx.core.rollouts import Group, Task
 from rlx.core.selection import Selection
 from rlx.core.tasks import Source, load_sources
-
-_WAVE = 4096
-"""Rollouts that are handed to the engine at a time, which bounds the driver's memory."""
 
 Progress = Callable[[int, int], None]
 """Told how many tasks are done, of how many."""
@@ -83,10 +80,16 @@ def plan_evaluation(
 
 def limits_of(config: RunConfig, context_length: int) -> Limits:
     """Where episodes end at the latest, in training and in evaluation."""
+    episode = config.episode
     return Limits(
         context_length=context_length,
         max_turns=config.rollout.max_turns,
         max_tokens=config.rollout.max_response_tokens,
+        max_seconds=episode.max_seconds,
+        step_timeout=episode.step_timeout,
+        max_observation=episode.max_observation,
+        cut_observations=episode.long_observation == "cut",
+        failure=episode.failure,
     )
 
 
@@ -131,22 +134,20 @@ class Evaluator:
             for source in self._plan.sources
             for number, task in enumerate(source.tasks)
         ]
-        groups: dict[str, list[Group | None]] = {source.name: [] for source in self._plan.sources}
         done = 0
 
-        async def make(name: str, task: Task, number: int) -> Group | None:
+        async def make(job: tuple[str, Task, int]) -> Group | None:
             nonlocal done
-            group = await self._maker.make(task, number)
+            group = await self._maker.make(job[1], job[2])
             done += 1
             if progress is not None:
                 progress(done, len(jobs))
             return group
 
-        for wave in _chunks(jobs, max(_WAVE // self._plan.samples, 1)):
-            async with asyncio.TaskGroup() as running:
-                tasks = [(job[0], running.create_task(make(*job))) for job in wave]
-            for name, task in tasks:
-                groups[name].append(task.result())
+        made = await in_waves(jobs, make, rollouts=self._plan.samples)
+        groups: dict[str, list[Group | None]] = {source.name: [] for source in self._plan.sources}
+        for (name, _, _), group in zip(jobs, made, strict=True):
+            groups[name].append(group)
         await self._client.forget()
         await self._scorer.load_state_dict(remembered)
         return evaluated(
@@ -156,10 +157,6 @@ class Evaluator:
             failed_rewards=int(self._scorer.take_metrics().get("reward/failed", 0)),
             seconds=time.perf_counter() - started,
         )
-
-
-def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _chosen_part(config: RunConfig, selection: Selection) -> str:
