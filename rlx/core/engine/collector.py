@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rlx.core.agents import Episode, Limits, run_agent
 from rlx.core.component import Bound
@@ -73,16 +74,19 @@ class GroupMaker:
         self._limits = limits
         self._group_size = group_size
         self._seed = seed
+        self._counts: Counter[str] = Counter()
         self._greedy = replace(sampling, temperature=0.0, top_p=1.0, top_k=0) if greedy else None
 
     async def make(self, task: Task, number: int, clock: _Clock | None = None) -> Group | None:
-        """Group `number`; None when a reward failed and the policy is to drop the group."""
+        """Group `number`; None when agent or reward failed and the policy is to drop the group."""
         count = self._group_size
         ways = [self._sampling] * count + ([self._greedy] if self._greedy else [])
         episodes = [self._episode(task, number, index, way) for index, way in enumerate(ways)]
-        rollouts = await asyncio.gather(*(run_agent(self.agent, one) for one in episodes))
+        rollouts = await self._play(episodes)
         if clock is not None:
             clock.generated = time.perf_counter()
+        if rollouts is None:
+            return None
         # The greedy one on its own, so that a reward of the whole group does not see it.
         parts = [part for part in (rollouts[:count], rollouts[count:]) if part]
         scored = await asyncio.gather(*(self._scorer.score_group(part) for part in parts))
@@ -92,6 +96,30 @@ class GroupMaker:
             return None
         greedy = scored[1][0] if len(parts) > 1 and scored[1] else None
         return Group(id=number, task=task, rollouts=scored[0], greedy=greedy)
+
+    async def _play(self, episodes: Sequence[Episode]) -> list[Rollout] | None:
+        """Run the agent on each; None when it failed and the policy is to drop the group."""
+        policy = self._limits.failure
+        on_error: Literal["raise", "keep"] = "raise" if policy == "raise" else "keep"
+        async with asyncio.TaskGroup() as running:
+            jobs = [
+                running.create_task(run_agent(self.agent, one, on_error=on_error))
+                for one in episodes
+            ]
+        rollouts = [job.result() for job in jobs]
+        failed = sum(rollout.error is not None for rollout in rollouts)
+        self._counts["agent/failed"] += failed
+        self._counts["agent/observations_cut"] += sum(one.observations_cut for one in episodes)
+        if failed and policy == "drop_group":
+            self._counts["agent/dropped_groups"] += 1
+            return None
+        return rollouts
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what was counted since the last call, and is not 0."""
+        metrics = {name: float(count) for name, count in self._counts.items() if count}
+        self._counts.clear()
+        return metrics
 
     def _episode(self, task: Task, number: int, index: int, sampling: Sampling) -> Episode:
         return Episode(
@@ -146,7 +174,11 @@ class Collector:
             accepted += await self._wave(tasks, clock)
         return Collected(
             groups=accepted,
-            metrics={**self._sampler.metrics(), **self._scorer.take_metrics()},
+            metrics={
+                **self._sampler.metrics(),
+                **self._scorer.take_metrics(),
+                **self._maker.take_metrics(),
+            },
             rollout_seconds=clock.generated - clock.started,
             reward_seconds=max(clock.finished - clock.generated, 0.0),
         )

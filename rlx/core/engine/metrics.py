@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +33,7 @@ def rollout_metrics(groups: Sequence[Group], *, by_source: bool = False) -> dict
         "group/all_same_rate": (spreads == 0).mean(),
         **_means("reward/", (rollout.parts for rollout in rollouts)),
         **_means("", (rollout.metrics for rollout in rollouts)),
+        **_endings(rollouts),
         **_greedy_metrics(groups),
         **(_source_metrics(groups) if by_source else {}),
     }
@@ -43,6 +44,16 @@ def _segment_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Only where a rollout has several: everywhere else they would be 1."""
     counts = [len(rollout.segments) for rollout in rollouts]
     return {"rollout/segments_mean": float(np.mean(counts))} if max(counts, default=1) > 1 else {}
+
+
+def _endings(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Share of the rollouts that ended in another way than by the model's own stop or length."""
+    reasons = Counter(rollout.finish_reason for rollout in rollouts)
+    return {
+        f"rollout/ended/{reason}": count / len(rollouts)
+        for reason, count in sorted(reasons.items())
+        if reason not in ("stop", "length")
+    }
 
 
 def _greedy_metrics(groups: Sequence[Group]) -> dict[str, float]:
