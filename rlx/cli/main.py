@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": ("rlx.cli.doctor:app", "Check this machine: versions, devices, known problems."),
     "plugins": ("rlx.cli.plugins:app", "List, show, check and create components and plugins."),
     "eval": ("rlx.cli.eval:app", "Evaluate a model, a run or a checkpoint: pass@k."),
+    "generate": ("rlx.cli.generate:app", "Sample responses with rewards; make data of them."),
     "runs": ("rlx.cli.runs:app", "List and look at runs on disk."),
     "serve-reward": ("rlx.cli.serve_reward:app", "Serve rewards or a reward model over HTTP."),
     "export": ("rlx.cli.export:app", "Write a checkpoint as a Hugging Face folder."),

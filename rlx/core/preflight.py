@@ -18,6 +18,7 @@ from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
 from rlx.core.preflight_folder import check_output
+from rlx.core.preflight_generate import check_generation
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
 
@@ -320,3 +321,10 @@ EVAL_RULES: tuple[Rule, ...] = (
     check_evaluation,
 )
 """Of `rlx eval`, which trains nothing."""
+GENERATE_RULES: tuple[Rule, ...] = (
+    check_modules,
+    check_length,
+    check_engine,
+    check_generation,
+)
+"""Of `rlx generate`, which trains nothing either."""

@@ -133,7 +133,12 @@ class TaskSet:
 
 
 def load_tasks(
-    config: DataConfig, *, tokenizer: Any, max_prompt_tokens: int, needs_label: str | None
+    config: DataConfig,
+    *,
+    tokenizer: Any,
+    max_prompt_tokens: int,
+    needs_label: str | None,
+    all_lengths: bool = False,
 ) -> TaskSet:
     """Load the data and check it.
 
@@ -143,12 +148,13 @@ def load_tasks(
         max_prompt_tokens: longest prompt that the context leaves room for; `config`'s own bound
             applies too.
         needs_label: name of a reward that compares with the label, or None.
+        all_lengths: check every prompt's length, however many there are.
 
     Raises UsageError for whatever in the data would end or silently bend the run.
     """
     limit = min(max_prompt_tokens, config.max_prompt_tokens or max_prompt_tokens)
     if not config.sources:
-        only = _load_source(config, tokenizer, limit, needs_label)
+        only = _load_source(config, tokenizer, limit, needs_label, all_lengths=all_lengths)
         return TaskSet(
             tasks=only.tasks,
             sources=(only,),
@@ -169,6 +175,7 @@ def load_tasks(
         max_prompt_tokens=limit,
         needs_label=needs_label,
         key="data.sources",
+        all_lengths=all_lengths,
     )
     check_probabilities({source.name: source.probability for source in sources})
     mixture = TaskMixture(
