@@ -345,7 +345,7 @@ class RayRuntime:
         return actor_class.options(
             num_cpus=spec.cpus,
             num_gpus=spec.gpus,
-            max_concurrency=1000,
+            max_concurrency=10_000,  # one call for each episode that waits for the engine
             runtime_env={"env_vars": {**_THREADS, **spec.env}},
         ).remote(spec.name, log)
 
