@@ -2,6 +2,7 @@
 
 Token in, token out: what an engine call sampled is kept as ids and never tokenised again.
 Observations are tokenised once, when the next engine call needs them, and are never action tokens.
+Where a prompt does not extend what was there, a new segment of the rollout begins (`Rollout`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from rlx.core.conversation import Conversation, Observation, shortened
-from rlx.core.errors import ComponentError, EngineError, did_you_mean
-from rlx.core.rollouts import FinishReason, Message, Rollout, Span, Task
+from rlx.core.conversation import Conversation, History, Observation, shortened
+from rlx.core.errors import ComponentError, did_you_mean
+from rlx.core.rollouts import FinishReason, Message, Rollout, Task
+from rlx.core.segment import Segment, lay_out
 
 if TYPE_CHECKING:
     from rlx.core.engine.interfaces import Generation, Sampling
@@ -48,6 +50,8 @@ class Limits:
     """Leave out the middle of a longer observation; else the agent has failed."""
     failure: Literal["raise", "keep", "drop_group"] = "raise"
     """End the run, keep what there is of the episode, or leave its group out."""
+    history: History = "split"
+    """What is done where the chat template rewrites what it wrote before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,12 @@ class Reply:
     """With the end-of-sequence token, if it was sampled."""
     finish_reason: FinishReason
     """`stop`, or `length` when the call's token limit cut it off."""
+    logprobs: Sequence[float] = ()
+    """Of the tokens, of the distribution that they were sampled from."""
+    message: Message = field(default_factory=dict)
+    """The answer as it stands in the conversation."""
+    prompt_length: int = 0
+    """Tokens that the engine was given."""
 
 
 class EpisodeEnded(Exception):  # noqa: N818 - control flow, as StopIteration
@@ -71,16 +81,6 @@ class EpisodeEnded(Exception):  # noqa: N818 - control flow, as StopIteration
     def __init__(self, reason: FinishReason) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One engine call's place in the token sequence."""
-
-    start: int
-    stop: int
-    version: int
-    finish_reason: FinishReason
 
 
 class Episode:
@@ -136,31 +136,29 @@ class Episode:
         self._turns: list[_Turn] = []
         self._rewards: list[float] = []
         self._logprobs: list[np.ndarray] = []
+        self._last_text = ""
         self._ended: FinishReason | None = None
         self._running = False
 
     @property
     def chat(self) -> bool:
         """Whether the prompt went through the chat template."""
-        return self._talk.chat
+        return self._segment.talk.chat
 
     @property
     def messages(self) -> list[Message]:
         """The conversation so far, observations that are yet to be tokenised included."""
-        return self._talk.messages
+        return self._segment.talk.messages
 
     @property
     def turns(self) -> int:
         """Engine calls so far."""
-        return len(self._turns)
+        return sum(len(segment.turns) for segment in self._segments)
 
     @property
     def tokens_left(self) -> int:
         """Tokens that limits and context leave, observations not yet tokenised left aside; ≥ 0."""
-        total = self.limits.context_length
-        if self.limits.max_tokens is not None:
-            total = min(total, self._prompt_length + self.limits.max_tokens)
-        return max(0, total - len(self._tokens))
+        return self._left(self._segment)
 
     def turn_seed(self, turn: int) -> int:
         """A 31-bit seed, a function of the episode's seed and the turn's number."""
@@ -177,24 +175,56 @@ class Episode:
             EpisodeEnded: turns, tokens or context are used up, or the engine aborted.
             ComponentError: a call within a call, or an override that would bend the log-probs.
         """
-        if self._running:
+        if self._segment.running:
             raise ComponentError("Episode.generate was called while another call was running")
-        if self._ended is not None:
-            raise EpisodeEnded(self._ended)
-        sampling = self._with(overrides)
-        if self.limits.max_turns is not None and self.turns >= self.limits.max_turns:
-            self._end("max_turns")
-        self._append_observations()
-        budget = min(sampling.max_new_tokens, self.tokens_left)
-        if budget < 1:
-            self._end("max_tokens")
-        generation = await self._engine_call(replace(sampling, max_new_tokens=budget))
-        reply = self._append_action(generation)
-        if generation.finish_reason == "length" and budget < sampling.max_new_tokens:
-            self._ended = "max_tokens"
-        if generation.finish_reason == "abort":
-            self._end("abort")
-        return reply
+        return await self._go_on(self._segment, overrides)
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        show: Callable[[str], Message] | None = None,
+        **overrides: Any,
+    ) -> Reply:
+        """Let the policy answer a whole conversation, as chat APIs are asked.
+
+        Where the messages go on from an earlier answer of this episode, what they add is appended
+        to its tokens; anything else begins a new segment. Calls may run side by side.
+
+        Args:
+            messages: from the first one on, with the earlier answers in their place.
+            tools: JSON schemas of functions, for the chat template.
+            show: the message that the agent makes of the model's text, for example with its tool
+                calls taken out; what it sends back later is compared with that.
+            overrides: as of `generate`.
+
+        Raises as `generate`; ComponentError for a model without chat template.
+        """
+        segment = self._going_on_from(lambda talk: talk.rest_of(messages, tools))
+        if segment is None:
+            history = self.limits.history
+            talk = Conversation([*messages], self._tokenizer, tools=tools, history=history)
+            segment = self._begin(talk.prompt_tokens(), talk)
+        return await self._go_on(segment, overrides, show)
+
+    async def complete(self, prompt: str | Sequence[int], **overrides: Any) -> Reply:
+        """Let the policy go on from a text, or from token ids, that need not be the task's.
+
+        A prompt that begins with an earlier one and its answer extends it; anything else begins a
+        new segment. Raises as `generate`.
+        """
+        if isinstance(prompt, str):
+            segment = self._going_on_from(lambda talk: talk.rest_of_text(prompt))
+            tokens = self._tokenizer(prompt)["input_ids"] if segment is None else ()
+            text = prompt
+        else:
+            segment = self._extending([*prompt])
+            tokens = prompt
+            text = str(self._tokenizer.decode([*prompt], skip_special_tokens=True))
+        if segment is None:
+            segment = self._begin(tokens, Conversation(text, self._tokenizer))
+        return await self._go_on(segment, overrides)
 
     def observe(self, observation: Observation) -> None:
         """Add what the environment says before the next `generate`.
@@ -214,7 +244,7 @@ class Episode:
                 )
             self.observations_cut += cut is not observation
             observation = cut
-        self._talk.observe(observation)
+        self._segment.talk.observe(observation)
 
     def end(self, reason: FinishReason) -> None:
         """No engine call from now on: `generate` raises EpisodeEnded."""
@@ -222,11 +252,11 @@ class Episode:
 
     def reward(self, value: float) -> None:
         """Add to the reward of the last turn; raises ComponentError before the first."""
-        if not self._turns:
+        if self._last is None:
             raise ComponentError("Episode.reward was called before the first generate")
         if not np.isfinite(value):
             raise ComponentError(f"Episode.reward was given {value}")
-        self._rewards[-1] += float(value)
+        self._last.reward += float(value)
 
     def metric(self, name: str, value: float) -> None:
         """Log a number; the step's metric is the mean over the rollouts that have it."""
@@ -240,38 +270,38 @@ class Episode:
         Tokens after the last action are left out: nothing was sampled after them. `error` is what
         the agent failed of.
         """
-        last = self._turns[-1].finish_reason if self._turns else "error"
-        spans = [
-            Span(
-                start=turn.start,
-                stop=turn.stop,
-                version=turn.version,
-                finish_reason=turn.finish_reason,
-                reward=reward,
-            )
-            for turn, reward in zip(self._turns, self._rewards, strict=True)
-        ]
+        last = "error" if self._last is None else self._last.finish_reason
+        segments = [one for one in self._segments if one.turns] or self._segments[:1]
+        tokens, spans, logprobs, starts = lay_out(segments)
         columns = self.task.columns
         changed = columns.keys() != self.metadata.keys() or any(
             self.metadata[name] is not value for name, value in columns.items()
         )
-        text = self.response
-        if text is None:
-            response = self._tokens[self._prompt_length :]
-            text = str(self._tokenizer.decode(response, skip_special_tokens=True))
+        text = self._response_text() if self.response is None else self.response
         return Rollout(
             task=replace(self.task, columns=dict(self.metadata)) if changed else self.task,
             group_id=self.group_id,
             index=self.index,
-            tokens=np.asarray(self._tokens, dtype=np.int32),
+            tokens=tokens,
             spans=spans,
-            logprobs=np.concatenate([np.zeros(0, dtype=np.float32), *self._logprobs]),
+            logprobs=logprobs,
             text=text,
             finish_reason=finish_reason or self._ended or last,
             metrics=dict(self.metrics),
             messages=[*self.messages],
             error=error,
+            segments=starts,
         )
+
+    def _response_text(self) -> str:
+        response = self._tokens[self._prompt_length :]
+        # Decoding is most of what a rollout costs the driver, and a lone answer's text is there.
+        if self.turns == 1 and len(response) == self._turns[0].stop - self._turns[0].start:
+            return self._last_text
+        return self._decode(response)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _with(self, overrides: Mapping[str, Any]) -> Sampling:
         for name in overrides:
@@ -289,40 +319,106 @@ class Episode:
         self._ended = reason
         raise EpisodeEnded(reason)
 
-    def _append_observations(self) -> None:
-        tokens = self._talk.take_observations(self._tokens)
-        if len(tokens) >= self.tokens_left:
-            self._end("max_tokens")
-        self._tokens += tokens
+    def _left(self, segment: Segment) -> int:
+        left = self.limits.context_length - len(segment.tokens)
+        if self.limits.max_tokens is not None:
+            left = min(left, self.limits.max_tokens - sum(one.added for one in self._segments))
+        return max(0, left)
 
-    async def _engine_call(self, sampling: Sampling) -> Generation:
-        self._running = True
+    def _begin(self, prompt: Sequence[int], talk: Conversation) -> Segment:
+        segment = Segment(prompt, talk)
+        self._segments.append(segment)
+        return segment
+
+    def _going_on_from(
+        self, rest_of: Callable[[Conversation], Observation | None]
+    ) -> Segment | None:
+        """The latest segment that the agent goes on from, with what it adds observed."""
+        for segment in reversed(self._segments):
+            if segment.running or segment.closed:
+                continue
+            rest = rest_of(segment.talk)
+            if rest is None or not (rest or isinstance(rest, str) or not segment.turns):
+                continue
+            if rest:
+                self._segment = segment
+                self.observe(rest)
+            return segment
+        return None
+
+    def _extending(self, prompt: list[int]) -> Segment | None:
+        """The latest segment that token ids extend, with what they add."""
+        for segment in reversed(self._segments):
+            length = len(segment.tokens)
+            if not (segment.running or segment.closed) and prompt[:length] == segment.tokens:
+                segment.tokens += prompt[length:]
+                return segment
+        return None
+
+    async def _go_on(
+        self,
+        segment: Segment,
+        overrides: Mapping[str, Any],
+        show: Callable[[str], Message] | None = None,
+    ) -> Reply:
+        """One engine call at the end of `segment`, or of the one that takes its place."""
+        if self._ended is not None:
+            raise EpisodeEnded(self._ended)
+        sampling = self._with(overrides)
+        if (
+            self.limits.max_turns is not None
+            and self.turns + self._running >= self.limits.max_turns
+        ):
+            self._end("max_turns")
+        self._segment = segment = self._with_observations(segment)
+        budget = min(sampling.max_new_tokens, self._left(segment))
+        if budget < 1:
+            self._end("max_tokens")
+        prompt_length = len(segment.tokens)
+        generation = await self._engine_call(segment, replace(sampling, max_new_tokens=budget))
+        tokens = segment.act(generation)
+        self._last = segment.turns[-1] if tokens else self._last
+        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        segment.talk.act(text, None if show is None else show(text))
+        if generation.finish_reason == "length" and budget < sampling.max_new_tokens:
+            self._ended = "max_tokens"
+        if generation.finish_reason == "abort":
+            self._end("abort")
+        return Reply(
+            text=text,
+            tokens=tokens,
+            finish_reason=generation.finish_reason,
+            logprobs=[float(value) for value in generation.logprobs],
+            message=segment.talk.messages[-1],
+            prompt_length=prompt_length,
+        )
+
+    def _with_observations(self, segment: Segment) -> Segment:
+        """The segment with the waiting observations, or a new one where history was rewritten."""
+        more = segment.talk.take_observations(segment.tokens)
+        if more.fresh:
+            segment.closed = True
+            segment = self._begin(more.tokens, segment.talk)
+            if self._left(segment) < 1:
+                self._end("max_tokens")
+            return segment
+        if more.tokens and len(more.tokens) >= self._left(segment):
+            self._end("max_tokens")
+        segment.tokens += more.tokens
+        return segment
+
+    async def _engine_call(self, segment: Segment, sampling: Sampling) -> Generation:
+        seed = self.turn_seed(self.turns + self._running)
+        self._running += 1
+        segment.running = True
         self.agent_since = None
         try:
-            return await self._generate([*self._tokens], sampling, self.turn_seed(self.turns))
+            return await self._generate([*segment.tokens], sampling, seed)
         except Exception as error:
             self.engine_error = error
             raise
         finally:
-            self._running = False
-            self.agent_since = time.monotonic()
-
-    def _append_action(self, generation: Generation) -> Reply:
-        tokens = [int(token) for token in generation.tokens]
-        if len(tokens) != len(generation.logprobs):
-            raise EngineError(
-                f"the engine gave {len(tokens)} tokens and {len(generation.logprobs)} log-probs"
-            )
-        if not tokens and generation.finish_reason != "abort":
-            raise EngineError(f"the engine gave no tokens ({generation.finish_reason})")
-        start = len(self._tokens)
-        self._tokens += tokens
-        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
-        if tokens:
-            self._logprobs.append(np.asarray(generation.logprobs, dtype=np.float32))
-            self._rewards.append(0.0)
-            self._turns.append(
-                _Turn(start, len(self._tokens), generation.version, generation.finish_reason)
-            )
-        self._talk.act(text)
-        return Reply(text=text, tokens=tokens, finish_reason=generation.finish_reason)
+            segment.running = False
+            self._running -= 1
+            if not self._running:
+                self.agent_since = time.monotonic()

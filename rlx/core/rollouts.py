@@ -42,13 +42,20 @@ class Span:
     start: int
     stop: int
     version: int
-    """Policy version whose weights sampled them."""
+    """Policy version whose weights sampled them; of the first one where they changed meanwhile."""
     finish_reason: FinishReason
     reward: float = 0.0
     """Per-turn reward; the rollout's own reward is added on the last span's last token."""
+    versions: Sequence[tuple[int, int]] = ()
+    """(policy version, tokens) in order, where the weights changed meanwhile; else empty."""
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def stretches(self) -> Sequence[tuple[int, int]]:
+        """(policy version, tokens) of each stretch that one set of weights sampled."""
+        return self.versions or ((self.version, len(self)),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +186,11 @@ class TrainBatch:
         """[S] int64, the rollout of each sequence."""
         rollouts = np.arange(self.rollout_count)
         return rollouts if self.segments is None else np.repeat(rollouts, self.segments)
+
+    @property
+    def together(self) -> None:
+        """No sequences need share a micro-batch."""
+        return None
 
     def _per_rollout(self, values: np.ndarray) -> np.ndarray:
         """Sum over each rollout's sequences: [S] -> [B]."""

@@ -52,6 +52,8 @@ class Generation:
     """`stop`, `length` or `abort`."""
     version: int
     """Policy version at the start of the request."""
+    versions: Sequence[tuple[int, int]] = ()
+    """(policy version, tokens) in order, when the weights were replaced meanwhile; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
