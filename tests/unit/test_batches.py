@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.core.engine.batches import balanced_shares, make_batch, ragged_indices, take, total_reward
+from rlx.core.engine.batches import balanced_shares, make_batch, take, total_reward
+from rlx.core.flat import ragged_indices
 from rlx.core.rollouts import Group, Rollout, Span, Task
 
 TASK = Task(id="t/0", prompt="p", tokens=(1, 2), label="x")

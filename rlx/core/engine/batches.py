@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlx.core.flat import ragged_indices
 from rlx.core.rollouts import Group, Rollout, TrainBatch
 
 _PER_TOKEN = ("tokens",)
@@ -73,14 +74,6 @@ def take(batch: TrainBatch, rollouts: np.ndarray) -> TrainBatch:
         else:
             chosen[item.name] = values[actions]
     return TrainBatch(**chosen)  # type: ignore[arg-type]
-
-
-def ragged_indices(lengths: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-    """Indices on the flat axis of the elements of `sequences`, in that order."""
-    starts = np.cumsum(lengths) - lengths
-    chosen = lengths[sequences]
-    offsets = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
-    return np.repeat(starts[sequences], chosen) + offsets
 
 
 def balanced_shares(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.batches import balanced_shares, ragged_indices, take
+from rlx.core.engine.batches import balanced_shares, take
 from rlx.core.engine.interfaces import UpdateResult, WeightsFile
 from rlx.core.engine.runtime import Worker
+from rlx.core.flat import ragged_indices
 from rlx.core.rollouts import TrainBatch
 
 

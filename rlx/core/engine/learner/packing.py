@@ -15,11 +15,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from rlx.core.engine.batches import ragged_indices
-from rlx.core.rollouts import TrainBatch
+from rlx.core.flat import ragged_indices
+
+
+class Packable(Protocol):
+    """Sequences on flat axes, as `TrainBatch` describes them."""
+
+    @property
+    def tokens(self) -> np.ndarray: ...
+    @property
+    def lengths(self) -> np.ndarray: ...
+    @property
+    def action_lengths(self) -> np.ndarray: ...
+    @property
+    def action_positions(self) -> np.ndarray: ...
+    @property
+    def action_count(self) -> int: ...
+    @property
+    def rollout_count(self) -> int: ...
+    @property
+    def together(self) -> np.ndarray | None:
+        """[S] int64: sequences with the same number must share a micro-batch; None: none must."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +69,7 @@ class MicroBatch:
 
 
 def make_micro_batches(
-    batch: TrainBatch, *, row_tokens: int, token_budget: int, packed: bool = True
+    batch: Packable, *, row_tokens: int, token_budget: int, packed: bool = True
 ) -> list[MicroBatch]:
     """Pack the sequences of `batch` that hold action tokens; the others need no forward pass.
 
@@ -59,23 +80,94 @@ def make_micro_batches(
     """
     used = np.flatnonzero(batch.action_lengths)
     blocks = pack(
-        batch.lengths[used], row_tokens=row_tokens, token_budget=token_budget, packed=packed
+        batch.lengths[used],
+        row_tokens=row_tokens,
+        token_budget=token_budget,
+        packed=packed,
+        together=None if batch.together is None else batch.together[used],
     )
     return [_lay_out(batch, [used[row] for row in block]) for block in blocks]
 
 
 def pack(
-    lengths: np.ndarray, *, row_tokens: int, token_budget: int, packed: bool = True
+    lengths: np.ndarray,
+    *,
+    row_tokens: int,
+    token_budget: int,
+    packed: bool = True,
+    together: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
-    """Indices of the sequences of each row of each block, first-fit decreasing."""
+    """Indices of the sequences of each row of each block, first-fit decreasing.
+
+    Args:
+        together: number of each sequence; sequences with the same one are in the same block, even
+            when that alone is more than the budget.
+    """
+    if together is not None:
+        return _pack_together(lengths, together, row_tokens, token_budget, packed)
     waiting = np.argsort(-lengths, kind="stable")
     blocks = []
     while len(waiting):
-        longest = int(lengths[waiting[0]])
-        width = max(longest, min(row_tokens, 2 * longest)) if packed else longest
+        width = _width(int(lengths[waiting[0]]), row_tokens, packed)
         rows, waiting = _fill(lengths, waiting, width, max(1, token_budget // width), packed)
         blocks.append(rows)
     return blocks
+
+
+def _width(longest: int, row_tokens: int, packed: bool) -> int:
+    return max(longest, min(row_tokens, 2 * longest)) if packed else longest
+
+
+def _pack_together(
+    lengths: np.ndarray, together: np.ndarray, row_tokens: int, token_budget: int, packed: bool
+) -> list[list[list[int]]]:
+    """As `pack`, placing all sequences of a unit or none."""
+    units: dict[int, list[int]] = {}
+    for index in np.argsort(-lengths, kind="stable"):
+        units.setdefault(int(together[index]), []).append(int(index))
+    waiting = list(units.values())  # the longest sequence of each comes first, and orders them
+    blocks = []
+    while waiting:
+        width = _width(int(lengths[waiting[0][0]]), row_tokens, packed)
+        most_rows = max(1, token_budget // width, _rows_needed(lengths, waiting[0], width, packed))
+        space = np.full(most_rows, width)
+        rows: list[list[int]] = []
+        left = []
+        for unit in waiting:
+            places = _places(lengths, unit, space, packed)
+            if places is None:
+                left.append(unit)
+                continue
+            for index, row in zip(unit, places, strict=True):
+                if row == len(rows):
+                    rows.append([])
+                rows[row].append(index)
+        blocks.append(rows)
+        waiting = left
+    return blocks
+
+
+def _rows_needed(lengths: np.ndarray, unit: list[int], width: int, packed: bool) -> int:
+    space = np.full(len(unit), width)
+    places = _places(lengths, unit, space, packed)
+    assert places is not None  # a row each is enough
+    return max(places) + 1
+
+
+def _places(
+    lengths: np.ndarray, unit: list[int], space: np.ndarray, packed: bool
+) -> list[int] | None:
+    """The row of each sequence, first-fit, taken from `space`; None (and nothing) if one fails."""
+    trial = space.copy()
+    rows = []
+    for index in unit:
+        row = int((trial >= lengths[index]).argmax())
+        if trial[row] < lengths[index]:
+            return None
+        trial[row] = trial[row] - lengths[index] if packed else 0
+        rows.append(row)
+    space[:] = trial
+    return rows
 
 
 def _fill(
@@ -103,7 +195,7 @@ def _fill(
     return rows, waiting[~placed]
 
 
-def _lay_out(batch: TrainBatch, rows: Sequence[np.ndarray]) -> MicroBatch:
+def _lay_out(batch: Packable, rows: Sequence[np.ndarray]) -> MicroBatch:
     sequences = np.concatenate(rows)
     lengths = batch.lengths[sequences]
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
@@ -129,7 +221,7 @@ def _lay_out(batch: TrainBatch, rows: Sequence[np.ndarray]) -> MicroBatch:
     )
 
 
-def _positions(batch: TrainBatch, rows: Sequence[np.ndarray], width: int) -> np.ndarray:
+def _positions(batch: Packable, rows: Sequence[np.ndarray], width: int) -> np.ndarray:
     positions = np.empty((len(rows), width), np.int64)
     for index, row in enumerate(rows):
         lengths = batch.lengths[row]

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.learner.distributed import gather
-from rlx.core.engine.learner.packing import MicroBatch, idle_micro_batch, make_micro_batches
+from rlx.core.engine.learner.packing import (
+    MicroBatch,
+    Packable,
+    idle_micro_batch,
+    make_micro_batches,
+)
 from rlx.core.objective import Denominators
-from rlx.core.rollouts import TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,7 @@ class Plan:
 
 
 def make_plan(
-    batch: TrainBatch, settings: LearnerConfig, *, packed: bool, alone: bool = False
+    batch: Packable, settings: LearnerConfig, *, packed: bool, alone: bool = False
 ) -> Plan:
     """Pack this rank's share. All ranks call it together, unless `alone`."""
     mine = make_micro_batches(

@@ -12,10 +12,9 @@ from torch import Tensor
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.learner.distributed import local_device
 from rlx.core.engine.learner.model import load_policy
-from rlx.core.engine.learner.packing import MicroBatch
+from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
 from rlx.core.engine.learner.sharded import on_device
-from rlx.core.rollouts import TrainBatch
 
 
 class Scorer:
@@ -36,7 +35,7 @@ class Scorer:
         self._packed = loaded.packable
         return loaded.facts()
 
-    def score(self, batch: TrainBatch) -> np.ndarray:
+    def score(self, batch: Packable) -> np.ndarray:
         """Log-probs [N] float32 of the batch's action tokens."""
         plan = make_plan(batch, self._settings, packed=self._packed, alone=True)
         return score_batch(self._forward, batch, plan)[0]
@@ -51,7 +50,7 @@ class Scorer:
 @torch.no_grad()
 def score_batch(
     forward: Callable[[MicroBatch, int], tuple[Tensor, ...]],
-    batch: TrainBatch,
+    batch: Packable,
     plan: Plan,
     *,
     answers: int = 1,

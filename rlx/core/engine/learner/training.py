@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -34,15 +34,15 @@ from rlx.core.engine.learner.distributed import (
 )
 from rlx.core.engine.learner.gradients import TokenGradients, no_gradients
 from rlx.core.engine.learner.model import Loaded
-from rlx.core.engine.learner.packing import MicroBatch
+from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
 from rlx.core.engine.learner.schedule import learning_rate
 from rlx.core.engine.learner.scorer import score_batch
 from rlx.core.engine.learner.sharded import ShardedModel
 from rlx.core.errors import NonFiniteError, RlxError
 from rlx.core.objective import MetricSums
-from rlx.core.rollouts import TrainBatch
 
+B = TypeVar("B", bound=Packable)
 Answers: TypeAlias = tuple[Tensor, ...]
 """What the model says of the action tokens [n] of a micro-batch; scores are the first of them."""
 Forward: TypeAlias = Callable[[MicroBatch, int], Answers]
@@ -76,12 +76,8 @@ class Trained:
 
     def metrics(self, role: str) -> dict[str, float]:
         """Metrics over all ranks, which all call it; `role` is `policy` or `critic`."""
-        merged = MetricSums()
-        # An idle rank has no entries, so parts are merged by name.
-        for part in gather(self.parts):
-            merged.add(part)
         taken = {f"{role}/grad_norm": float(np.mean(self.norms))} if self.norms else {}
-        return {**merged.metrics(), **taken, f"{role}/lr": self.rate}
+        return {**merged_metrics(self.parts), **taken, f"{role}/lr": self.rate}
 
 
 class Training:
@@ -111,15 +107,31 @@ class Training:
         )
         return {**facts, "zero_stage": self.model.stage}
 
-    def score(self, batch: TrainBatch, forward: Forward, *, answers: int = 1) -> np.ndarray:
+    def score(self, batch: Packable, forward: Forward, *, answers: int = 1) -> np.ndarray:
         """First answers [answers, N] to this rank's batch under the current weights."""
         return score_batch(forward, batch, self._plan(batch), answers=answers)
 
+    @torch.no_grad()
+    def measure(
+        self,
+        batch: B,
+        forward: Forward,
+        share: Callable[[B, Plan], Callable[[MicroBatch, Answers], MetricSums]],
+    ) -> dict[str, float]:
+        """Metrics over all ranks, which all call it, under the current weights."""
+        plan = self._plan(batch)
+        parts, measured = MetricSums(), share(batch, plan)
+        for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
+            answers = forward(micro, chunks)
+            if micro.action_count:
+                parts.add(measured(micro, answers))
+        return merged_metrics(parts)
+
     def update(
         self,
-        batches: Sequence[TrainBatch],
+        batches: Sequence[B],
         forward: Forward,
-        objective: Callable[[TrainBatch, Plan], MicroObjective],
+        objective: Callable[[B, Plan], MicroObjective],
     ) -> Trained | None:
         """One optimizer step for each batch; None when aborted before the first one.
 
@@ -141,9 +153,9 @@ class Training:
 
     def _step(
         self,
-        batch: TrainBatch,
+        batch: B,
         forward: Forward,
-        objective: Callable[[TrainBatch, Plan], MicroObjective],
+        objective: Callable[[B, Plan], MicroObjective],
         trained: Trained,
     ) -> bool:
         """One optimizer step; false when given up."""
@@ -224,8 +236,17 @@ class Training:
     def stop(self) -> None:
         leave_group()
 
-    def _plan(self, batch: TrainBatch) -> Plan:
+    def _plan(self, batch: Packable) -> Plan:
         return make_plan(batch, self.settings, packed=self._packed)
+
+
+def merged_metrics(parts: MetricSums) -> dict[str, float]:
+    """Metrics from the parts of all ranks, which all call it."""
+    merged = MetricSums()
+    # An idle rank has no entries, so parts are merged by name.
+    for part in gather(parts):
+        merged.add(part)
+    return merged.metrics()
 
 
 def _differentiate(
