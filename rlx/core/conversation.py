@@ -1,42 +1,80 @@
-"""The messages of an episode, and observations as tokens.
+"""The messages of one conversation, and what is added to it as tokens.
 
 An observation in a chat is rendered by the tokenizer's chat template without touching what is
 already there: the conversation is rendered with the model's last answer replaced by a marker, and
-what follows the marker is appended.
+what follows the marker is appended. The same conversation rendered whole says whether the template
+leaves alone what it wrote before; where it does not (templates that drop earlier thoughts), the
+`history` setting decides what the next prompt is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from rlx.core.errors import ComponentError
-from rlx.core.rollouts import Message, Task
+from rlx.core.messages import same_message
+from rlx.core.rollouts import Message
 
 Observation: TypeAlias = str | Message | Sequence[Message]
+History: TypeAlias = Literal["split", "append", "error"]
+"""Where the template rewrites history: a new segment begins with what it writes; the observation
+is appended all the same; or the run ends and says why."""
 
 _MARKER = "qAvWkZ7rLxAnswer7ZkWvAq"
 
 
-class Conversation:
-    """What was said, by whom; observations wait here until the next engine call needs them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What the next engine call is given beyond the sequence so far."""
 
-    def __init__(self, task: Task, tokenizer: Any) -> None:
+    tokens: list[int]
+    fresh: bool = False
+    """`tokens` are a whole prompt: the template rewrote what was there."""
+
+
+class Conversation:
+    """What was said, by whom; observations wait here until the next engine call needs them.
+
+    Args:
+        prompt: text, or chat messages.
+        tools: JSON schemas that the template shows the model.
+        history: what is done where the template rewrites what it wrote before.
+    """
+
+    def __init__(
+        self,
+        prompt: str | Sequence[Message],
+        tokenizer: Any,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        history: History = "split",
+    ) -> None:
         self._tokenizer = tokenizer
-        self.chat = not isinstance(task.prompt, str)
+        self._history = history
+        self.tools = [*tools] if tools else None
+        self.chat = not isinstance(prompt, str)
         """The prompt went through the chat template."""
-        prompt = task.prompt
+        self.text = prompt if isinstance(prompt, str) else ""
+        """Prompt, answers and observations of a conversation in plain text."""
         self.messages: list[Message] = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         )
         self._rendered: list[Message] = [*self.messages]
         """The messages that are in the tokens, the last answer included."""
+        self._written: str | None = None
+        """What the template wrote up to the last answer; None: not asked for yet."""
         self._waiting: list[str | list[Message]] = []
         self._acted = False
 
-    def act(self, text: str) -> None:
-        """Note what the model wrote."""
-        self.messages.append({"role": "assistant", "content": text})
+    def act(self, text: str, message: Message | None = None) -> None:
+        """Note what the model wrote; `message` is what the agent was shown of it."""
+        self.messages.append(message or {"role": "assistant", "content": text})
+        self.text += text
+        # Calls of tools stay as the model wrote them; what was cut off the text does not.
+        if message is not None and not message.get("tool_calls"):
+            text = str(message.get("content") or "")
         if (
             self._acted and self._rendered[-1]["role"] == "assistant"
         ):  # it wrote on after plain text
@@ -49,6 +87,7 @@ class Conversation:
         if isinstance(observation, str):
             if observation:
                 self._waiting.append(observation)
+                self.text += observation
                 self.messages.append({"role": "user", "content": observation})
             return
         messages = [observation] if isinstance(observation, Mapping) else list(observation)
@@ -57,6 +96,8 @@ class Conversation:
                 raise ComponentError(
                     f"an observation is text or messages with role and content, not {message!r}"
                 )
+        if not messages:
+            return
         if not self.chat:
             raise ComponentError(
                 "the observation is a chat message, but the task's prompt is plain text: "
@@ -72,20 +113,45 @@ class Conversation:
             self._waiting.append(messages)
         self.messages += messages
 
-    def take_observations(self, tokens: Sequence[int]) -> list[int]:
+    def rest_of(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[Message] | None:
+        """What `messages` add to this conversation; None when they do not go on from it."""
+        known = len(self.messages)
+        if not self.chat or (tools or None) != self.tools or len(messages) < known:
+            return None
+        if not all(map(same_message, self.messages, messages)):
+            return None
+        return [*messages[known:]]
+
+    def rest_of_text(self, text: str) -> str | None:
+        """What `text` adds to this conversation; None when it does not go on from it."""
+        return None if self.chat or not text.startswith(self.text) else text[len(self.text) :]
+
+    def take_observations(self, tokens: Sequence[int]) -> Continuation:
         """The waiting observations as token ids; `tokens` is the sequence that they go after."""
         taken: list[int] = []
+        fresh = False
         for item in self._waiting:
             if isinstance(item, str):
                 taken += self._encode(item)
                 if self._acted:
                     self._note_plain(item)
+                continue
+            after, rewritten = self._render(item)
+            if rewritten is not None and self._history == "split":
+                taken, fresh = self._encode(rewritten), True
             else:
                 last = taken[-1] if taken else tokens[-1]
-                taken += self._encode(self._render(item, last))
-                self._rendered += item
+                taken += self._encode(self._without_end(after, last))
+            self._rendered += item
         self._waiting.clear()
-        return taken
+        return Continuation(tokens=taken, fresh=fresh)
+
+    def prompt_tokens(self) -> list[int]:
+        """The conversation as the prompt of an engine call, rendered whole."""
+        self._written = self._template(self.messages)
+        return self._encode(self._written)
 
     def _note_plain(self, text: str) -> None:
         """Plain text after an answer belongs to that answer, as far as the template sees it."""
@@ -96,29 +162,47 @@ class Conversation:
         encoded = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False)
         return [int(token) for token in encoded["input_ids"]]
 
-    def _render(self, messages: list[Message], last_token: int) -> str:
-        """What the template writes after the last answer, up to where the next one begins."""
-        answer = {**self._rendered[-1], "content": _MARKER}
+    def _render(self, messages: list[Message]) -> tuple[str, str | None]:
+        """What the template writes after the last answer, up to where the next one begins; and the
+        whole conversation as it writes it, where that does not go on from what it wrote before."""
+        *before, answer = self._rendered
+        marked = self._template([*before, {**answer, "content": _MARKER}, *messages])
+        whole = self._template([*before, answer, *messages])
+        head, _, after = marked.partition(_MARKER)
+        times = marked.count(_MARKER)
+        if self._written is None:
+            self._written = self._template(before)
+        goes_on = f"{self._written}{answer['content']}{after}"
+        if times == 1 and _same_text(whole, goes_on):
+            self._written = goes_on
+            return after, None
+        if self._history == "error":
+            raise ComponentError(_explanation(goes_on, whole))
+        if self._history == "append" and times != 1:
+            raise ComponentError(
+                f"the chat template shows the model's last answer {times} times once an "
+                "observation follows, so the observation can't be appended: observe plain text, "
+                "or set episode.history=split"
+            )
+        self._written = whole if self._history == "split" else head + answer["content"] + after
+        return after, whole
+
+    def _template(self, messages: Sequence[Message]) -> str:
+        options = {"tools": self.tools} if self.tools else {}
         try:
-            text = str(
+            return str(
                 self._tokenizer.apply_chat_template(
-                    [*self._rendered[:-1], answer, *messages],
-                    tokenize=False,
-                    add_generation_prompt=True,
+                    [*messages], tokenize=False, add_generation_prompt=True, **options
                 )
             )
         except Exception as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ComponentError(
-                f"the chat template refuses an observation (roles: {roles}): {error}"
+                f"the chat template refuses the conversation (roles: {roles}): {error}"
             ) from error
-        if text.count(_MARKER) != 1:
-            raise ComponentError(
-                f"the chat template shows the model's last answer {text.count(_MARKER)} times once "
-                "an observation follows, so the observation can't be appended: observe plain text"
-            )
-        after = text.split(_MARKER)[1]
-        # the answer's own end-of-turn token was sampled: not once more
+
+    def _without_end(self, after: str, last_token: int) -> str:
+        """The answer's own end-of-turn token was sampled: not once more."""
         ended = str(self._tokenizer.decode([last_token], skip_special_tokens=False))
         if last_token in self._special_ids() and after.startswith(ended):
             return after[len(ended) :]
@@ -127,6 +211,26 @@ class Conversation:
     def _special_ids(self) -> set[int]:
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         return {*self._tokenizer.all_special_ids, *added}
+
+
+def _same_text(first: str, second: str) -> bool:
+    """Whether two texts are the same but for white space, which many templates trim."""
+    return first == second or first.split() == second.split()
+
+
+def _explanation(expected: str, found: str) -> str:
+    """Where the template begins to write something else than before."""
+    at = next(
+        (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
+        min(len(expected), len(found)),
+    )
+    start = max(at - 40, 0)
+    return (
+        "the chat template rewrites what the model has already seen: before it was "
+        f"…{expected[start : at + 40]!r}, now it is …{found[start : at + 40]!r}. The setting "
+        "episode.history=split begins a new segment of the rollout there; append keeps what was "
+        "there, though the model is never given such a prompt outside of training"
+    )
 
 
 def shortened(observation: Observation, limit: int) -> Observation:

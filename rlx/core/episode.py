@@ -18,7 +18,7 @@ import numpy as np
 from rlx.core.conversation import Conversation, History, Observation, shortened
 from rlx.core.errors import ComponentError, did_you_mean
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
-from rlx.core.segment import Segment, lay_out
+from rlx.core.segment import Segment, TurnRecord, lay_out
 
 if TYPE_CHECKING:
     from rlx.core.engine.interfaces import Generation, Sampling
@@ -130,15 +130,15 @@ class Episode:
         self._generate = generate
         self._tokenizer = tokenizer
         self._sampling = sampling
-        self._talk = Conversation(task, tokenizer)
-        self._tokens: list[int] = [int(token) for token in task.tokens]
-        self._prompt_length = len(self._tokens)
-        self._turns: list[_Turn] = []
-        self._rewards: list[float] = []
-        self._logprobs: list[np.ndarray] = []
-        self._last_text = ""
+        talk = Conversation(task.prompt, tokenizer, history=limits.history)
+        self._segments = [Segment(task.tokens, talk)]
+        self._segment = self._segments[0]
+        """The one that `generate` goes on with."""
+        self._last: TurnRecord | None = None
+        """Of the latest engine call."""
         self._ended: FinishReason | None = None
-        self._running = False
+        self._running = 0
+        """Engine calls under way."""
 
     @property
     def chat(self) -> bool:
@@ -277,7 +277,9 @@ class Episode:
         changed = columns.keys() != self.metadata.keys() or any(
             self.metadata[name] is not value for name, value in columns.items()
         )
-        text = self._response_text() if self.response is None else self.response
+        text = self.response
+        if text is None:
+            text = "\n".join(segment.response(self._tokenizer) for segment in segments)
         return Rollout(
             task=replace(self.task, columns=dict(self.metadata)) if changed else self.task,
             group_id=self.group_id,
@@ -292,16 +294,6 @@ class Episode:
             error=error,
             segments=starts,
         )
-
-    def _response_text(self) -> str:
-        response = self._tokens[self._prompt_length :]
-        # Decoding is most of what a rollout costs the driver, and a lone answer's text is there.
-        if self.turns == 1 and len(response) == self._turns[0].stop - self._turns[0].start:
-            return self._last_text
-        return self._decode(response)
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _with(self, overrides: Mapping[str, Any]) -> Sampling:
         for name in overrides:
@@ -376,9 +368,8 @@ class Episode:
             self._end("max_tokens")
         prompt_length = len(segment.tokens)
         generation = await self._engine_call(segment, replace(sampling, max_new_tokens=budget))
-        tokens = segment.act(generation)
+        tokens, text = segment.act(generation, self._tokenizer)
         self._last = segment.turns[-1] if tokens else self._last
-        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
         segment.talk.act(text, None if show is None else show(text))
         if generation.finish_reason == "length" and budget < sampling.max_new_tokens:
             self._ended = "max_tokens"

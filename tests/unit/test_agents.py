@@ -70,12 +70,16 @@ def make_episode(
     context_length: int = 10_000,
     label: Any = None,
     abort_at: int | None = None,
+    chat_template: str = CHATML,
     **limits: Any,
 ) -> tuple[Episode, Engine]:
     engine = Engine(script, abort_at=abort_at)
     chat = not isinstance(prompt, str)
+    tokenizer = tiny_tokenizer(chat_template) if chat else PLAIN
     tokens = (
-        CHAT.apply_chat_template(prompt, tokenize=True, add_generation_prompt=True)["input_ids"]
+        tokenizer.apply_chat_template(prompt, tokenize=True, add_generation_prompt=True)[
+            "input_ids"
+        ]
         if chat
         else PLAIN(prompt)["input_ids"]
     )
@@ -85,7 +89,7 @@ def make_episode(
         index=2,
         seed=11,
         generate=engine,
-        tokenizer=CHAT if chat else PLAIN,
+        tokenizer=tokenizer,
         sampling=Sampling(max_new_tokens=max_new_tokens),
         limits=Limits(context_length=context_length, **limits),
     )
@@ -213,26 +217,58 @@ def test_an_answer_that_was_cut_off_is_closed_by_the_observation() -> None:
     )
 
 
-def test_templates_that_rewrite_earlier_answers_do_not_change_tokens() -> None:
-    """As reasoning templates do: only the last answer keeps its thoughts."""
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
-        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
-    )
-    episode, engine = make_episode(["a</think>b", "c"], prompt=[{"role": "user", "content": "hi"}])
-    episode._talk._tokenizer = tiny_tokenizer(template)
+THOUGHTFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+)
+"""As reasoning templates do: only the last answer keeps its thoughts."""
 
-    async def talk(episode: Episode) -> None:
+
+async def two_turns(episode: Episode) -> None:
+    for _ in range(2):
         await episode.generate()
         episode.observe({"role": "user", "content": "more"})
-        await episode.generate()
 
-    play(talk, episode)
+
+def thoughtful_episode(history: str) -> tuple[Episode, Engine]:
+    return make_episode(
+        ["a</think>b", "c"],
+        prompt=[{"role": "user", "content": "hi"}],
+        chat_template=THOUGHTFUL,
+        history=history,
+    )
+
+
+def test_history_that_the_template_rewrites_begins_a_new_segment() -> None:
+    episode, engine = thoughtful_episode("split")
+    rollout = play(two_turns, episode)
+    begin = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    again = f"{begin}b<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert raw(engine.calls[0][0]) == f"{begin}<think>"
+    assert raw(engine.calls[1][0]) == again
+    assert raw(rollout.tokens) == f"{begin}<think>a</think>b<|im_end|>{again}c<|im_end|>"
+    second = rollout.segments[1]
+    assert list(rollout.segments) == [0, len(rollout.tokens) - len(engine.calls[1][0]) - 2]
+    assert rollout.tokens[second:].tolist()[:-2] == engine.calls[1][0]
+    assert actions(rollout) == ["a</think>b<|im_end|>", "c<|im_end|>"]
+    assert rollout.text == "a</think>b\nc"
+    assert len(rollout.logprobs) == rollout.action_count
+
+
+def test_history_can_be_kept_though_the_template_rewrites_it() -> None:
+    episode, engine = thoughtful_episode("append")
+    rollout = play(two_turns, episode)
     assert raw(engine.calls[1][0]).endswith(
         "a</think>b<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n<think>"
     )
+    assert list(rollout.segments) == [0]
+
+
+def test_a_run_can_stop_where_a_template_rewrites_history() -> None:
+    with pytest.raises(ComponentError, match=r"rewrites what .*history=split"):
+        play(two_turns, thoughtful_episode("error")[0])
 
 
 @component(form="step")

@@ -1,0 +1,114 @@
+"""One token sequence of an episode under way: a prompt, then actions and observations in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.core.conversation import Conversation
+from rlx.core.errors import EngineError
+from rlx.core.rollouts import FinishReason, Span
+
+if TYPE_CHECKING:
+    from rlx.core.engine.interfaces import Generation
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnRecord:
+    """One engine call's place in its segment, and the reward that it has been given so far."""
+
+    start: int
+    stop: int
+    version: int
+    finish_reason: FinishReason
+    versions: Sequence[tuple[int, int]]
+    logprobs: np.ndarray
+    text: str
+    reward: float = 0.0
+
+    def span(self, offset: int) -> Span:
+        """The turn in a rollout whose segment begins at `offset`."""
+        return Span(
+            start=self.start + offset,
+            stop=self.stop + offset,
+            version=self.version,
+            finish_reason=self.finish_reason,
+            reward=self.reward,
+            versions=self.versions,
+        )
+
+
+class Segment:
+    """Tokens with the turns that sampled some of them, and the conversation that they are of."""
+
+    def __init__(self, tokens: Sequence[int], talk: Conversation) -> None:
+        self.tokens = [int(token) for token in tokens]
+        self.prompt_length = len(self.tokens)
+        self.turns: list[TurnRecord] = []
+        self.talk = talk
+        self.running = False
+        """An engine call works on it."""
+        self.closed = False
+        """Its conversation goes on in a later segment."""
+
+    @property
+    def added(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.tokens) - self.prompt_length
+
+    def act(self, generation: Generation, tokenizer: Any) -> tuple[list[int], str]:
+        """Append what an engine call sampled; returns the tokens and their text.
+
+        A call that was aborted may have sampled nothing, and is then no turn. Raises EngineError
+        for tokens and log-probs that do not fit, and for no tokens otherwise.
+        """
+        tokens = [int(token) for token in generation.tokens]
+        if len(tokens) != len(generation.logprobs):
+            raise EngineError(
+                f"the engine gave {len(tokens)} tokens and {len(generation.logprobs)} log-probs"
+            )
+        if not tokens:
+            if generation.finish_reason != "abort":
+                raise EngineError(f"the engine gave no tokens ({generation.finish_reason})")
+            return tokens, ""
+        turn = TurnRecord(
+            start=len(self.tokens),
+            stop=len(self.tokens) + len(tokens),
+            version=generation.version,
+            finish_reason=generation.finish_reason,
+            versions=generation.versions,
+            logprobs=np.asarray(generation.logprobs, dtype=np.float32),
+            text=_decode(tokenizer, tokens),
+        )
+        self.tokens += tokens
+        self.turns.append(turn)
+        return tokens, turn.text
+
+    def response(self, tokenizer: Any) -> str:
+        """Everything after the prompt as text, special tokens skipped."""
+        # Decoding is most of what a rollout costs the driver, and a lone answer's text is there.
+        if len(self.turns) == 1 and self.turns[0].stop - self.turns[0].start == self.added:
+            return self.turns[0].text
+        return _decode(tokenizer, self.tokens[self.prompt_length :])
+
+
+def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def lay_out(segments: Sequence[Segment]) -> tuple[np.ndarray, list[Span], np.ndarray, list[int]]:
+    """Segments one after the other: tokens [T], spans, log-probs [n] and where each begins."""
+    offsets, length = [], 0
+    for segment in segments:
+        offsets.append(length)
+        length += len(segment.tokens)
+    turns = [(turn, at) for one, at in zip(segments, offsets, strict=True) for turn in one.turns]
+    return (
+        np.concatenate([np.asarray(one.tokens, dtype=np.int32) for one in segments]),
+        [turn.span(at) for turn, at in turns],
+        np.concatenate([np.zeros(0, dtype=np.float32), *(turn.logprobs for turn, _ in turns)]),
+        offsets,
+    )
