@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,57 @@ def with_template_variables(tokenizer: Any, variables: Mapping[str, Any]) -> Any
     changed = copy.copy(tokenizer)
     changed.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **variables)
     return changed
+
+
+_TOOLS_PROMPT = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+"""What Qwen's and Hermes' own templates say."""
+
+
+def with_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
+    """The tokenizer with an agent's tools in force wherever its chat template is applied.
+
+    A template that takes `tools` is given them; with any other, a system message describes them.
+    Without a chat template nothing changes: the task's own prompt has to say what there is.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if not tools or not template:
+        return tokenizer
+    apply = tokenizer.apply_chat_template
+    changed = copy.copy(tokenizer)
+    if "tools" in _variables(template):
+        changed.apply_chat_template = functools.partial(apply, tools=[*tools])
+        return changed
+    text = _TOOLS_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
+
+    def described(messages: Sequence[Message], *args: Any, **options: Any) -> Any:
+        first, rest = messages[0], messages[1:]
+        if first["role"] in ("system", "developer"):
+            first = {**first, "content": f"{first['content']}\n\n{text}"}
+            return apply([first, *rest], *args, **options)
+        return apply([{"role": "system", "content": text}, *messages], *args, **options)
+
+    changed.apply_chat_template = described
+    return changed
+
+
+def _variables(template: str | Mapping[str, str]) -> set[str]:
+    """What a chat template, or any of several, asks for."""
+    texts = [template] if isinstance(template, str) else template.values()
+    environment = _template_environment()
+    return set().union(*(meta.find_undeclared_variables(environment.parse(text)) for text in texts))
 
 
 def _template_environment() -> Environment:

@@ -51,6 +51,7 @@ _REWARDS: Final = (
 _REWARD_CLASSES: Final = {"model": "Model", "judge": "Judge", "remote": "Remote"}
 _REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
 _AGENTS: Final = ("single_turn", "retry")
+_AGENT_CLASSES: Final = {"tool_calling": "ToolCalling"}
 _SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
 _TRACKERS: Final = {"jsonl": "Jsonl", "console": "Console", "tensorboard": "TensorBoard"}
 
@@ -94,6 +95,8 @@ def rlx_resolve(kind: str, ref: str) -> ComponentRef | None:
 @hookimpl
 def rlx_register_agents(registry: Registrar) -> None:
     _add_functions(registry, _AGENTS)
+    for name, attribute in _AGENT_CLASSES.items():
+        registry.add(name, f"rlx.plugins.agents.{name}:{attribute}")
 
 
 @hookimpl

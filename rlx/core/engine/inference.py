@@ -74,7 +74,7 @@ def set_up(
         plugins=plugins,
         model=model,
         info=info,
-        tokenizer=load_tokenizer(model, config.data),
+        tokenizer=load_tokenizer(model, config.data, selection.agent),
         context_length=min(
             info.context_length, config.rollout.context_length or info.context_length
         ),

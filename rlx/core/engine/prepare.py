@@ -17,7 +17,8 @@ from rlx.core.engine.evaluation import EvaluationPlan, plan_evaluation
 from rlx.core.models import ModelInfo, model_info, resolve_model
 from rlx.core.plugins import PluginSystem
 from rlx.core.preflight import check
-from rlx.core.prompts import with_template_variables
+from rlx.core.prompts import with_template_variables, with_tools
+from rlx.core.references import ComponentRef
 from rlx.core.run import default_folder
 from rlx.core.selection import Selection, select
 from rlx.core.tasks import TaskSet, load_tasks
@@ -63,7 +64,7 @@ def prepare(
     check(config, selection, info, resume=resume, origins=origins)
     plugins.control("rlx_configure", config=config)
     context_length = min(info.context_length, config.rollout.context_length or info.context_length)
-    tokenizer = load_tokenizer(model, config.data)
+    tokenizer = load_tokenizer(model, config.data, selection.agent)
     longest = context_length - config.rollout.max_new_tokens
     tasks = load_tasks(
         config.data,
@@ -107,8 +108,14 @@ def _response_tokens(config: RunConfig, selection: Selection, context_length: in
     return config.rollout.max_new_tokens if single else context_length
 
 
-def load_tokenizer(model: str, data: DataConfig) -> Any:
-    """The model's tokenizer, with the chat-template variables of `data`."""
+def load_tokenizer(model: str, data: DataConfig, agent: ComponentRef) -> Any:
+    """The model's tokenizer, with the chat-template variables of `data` and the agent's tools.
+
+    An agent that has tools says so with a method `chat_tools()`, which returns JSON schemas.
+    """
     from transformers import AutoTokenizer
 
-    return with_template_variables(AutoTokenizer.from_pretrained(model), data.chat_template_kwargs)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = with_template_variables(tokenizer, data.chat_template_kwargs)
+    tools = getattr(agent.resolve().instance, "chat_tools", None)
+    return with_tools(tokenizer, tools()) if callable(tools) else tokenizer

@@ -1,0 +1,8 @@
+"""Helpers of the other suites are at hand here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
