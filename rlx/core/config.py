@@ -414,6 +414,11 @@ class EpisodePolicy(Part):
     failure: Literal["raise", "keep", "drop_group"] = "raise"
     """What a failure does: end the run; keep what there is of the episode (`error`), for rewards to
     judge; leave the whole group out, another takes its place."""
+    history: Literal["split", "append", "error"] = "split"
+    """Where the chat template rewrites what the model has already seen (earlier thoughts left out,
+    for example): `split` begins a new segment of the rollout with what the template writes;
+    `append` keeps what was there, a prompt that the template would not write; `error` ends the run
+    and says what was rewritten."""
 
 
 class RuntimeConfig(Part):

@@ -75,16 +75,18 @@ def make_episode(
 ) -> tuple[Episode, Engine]:
     engine = Engine(script, abort_at=abort_at)
     chat = not isinstance(prompt, str)
-    tokenizer = tiny_tokenizer(chat_template) if chat else PLAIN
-    tokens = (
-        tokenizer.apply_chat_template(prompt, tokenize=True, add_generation_prompt=True)[
-            "input_ids"
-        ]
-        if chat
-        else PLAIN(prompt)["input_ids"]
-    )
+    tokenizer, text = PLAIN, prompt
+    if chat:
+        tokenizer = CHAT if chat_template == CHATML else tiny_tokenizer(chat_template)
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     episode = Episode(
-        task=Task(id="data/0", prompt=prompt, tokens=tokens, label=label, columns={"unit": "m"}),
+        task=Task(
+            id="data/0",
+            prompt=prompt,
+            tokens=tokenizer(text)["input_ids"],
+            label=label,
+            columns={"unit": "m"},
+        ),
         group_id=7,
         index=2,
         seed=11,

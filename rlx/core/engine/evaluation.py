@@ -90,6 +90,7 @@ def limits_of(config: RunConfig, context_length: int) -> Limits:
         max_observation=episode.max_observation,
         cut_observations=episode.long_observation == "cut",
         failure=episode.failure,
+        history=episode.history,
     )
 
 
