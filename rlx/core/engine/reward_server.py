@@ -5,32 +5,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import json
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from rlx.core.engine.reward_service import ConflictError, OverloadedError, RewardService
 from rlx.core.errors import EngineError
+from rlx.core.http_server import (
+    ListeningServer,
+    RefusedError,
+    as_json,
+    bearer_token,
+    read_body,
+    unauthorized,
+)
 from rlx.core.reward_protocol import ScoreReply, ScoreRequest, first_problem
-
-_KEEP_ALIVE = 75
-"""Seconds that an idle connection stays open: longer than clients keep theirs, so that it is never
-the server that closes one on which a request is under way."""
-
-
-class RefusedError(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 def make_app(service: RewardService, *, token: str | None, max_body: int) -> FastAPI:
@@ -55,7 +48,7 @@ def make_app(service: RewardService, *, token: str | None, max_body: int) -> Fas
     @app.post("/score", openapi_extra=_BODY, response_model=ScoreReply)
     async def score(request: Request) -> JSONResponse:
         _check_token(request, token)
-        body = await _read(request, max_body)
+        body = await read_body(request, max_body, setting="--max-body-mib")
         wanted = _parse(body)
         samples = [sample.inputs() for sample in wanted.samples]
         content = hashlib.sha256(body).digest()
@@ -93,73 +86,24 @@ _BODY = {
 def _check_token(request: Request, token: str | None) -> None:
     if token is None:
         return
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if not given:
-        message = "a token is needed: Authorization: Bearer TOKEN"
-    elif scheme.lower() != "bearer":
-        message = f"this server takes bearer tokens, not {scheme[:20]!r}"
-    elif not hmac.compare_digest(given.strip().encode(), token.encode()):
-        message = "wrong token"
-    else:
-        return
-    raise RefusedError(401, message, WWW_Authenticate="Bearer")
-
-
-async def _read(request: Request, most: int) -> bytes:
-    # A page in a browser can send other types to this machine's servers without being asked.
-    if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
-        raise RefusedError(415, "send the header Content-Type: application/json")
-    too_large = RefusedError(413, f"a request has at most {most / 2**20:g} MiB (--max-body-mib)")
-    announced = request.headers.get("Content-Length", "")
-    if announced.isdigit() and int(announced) > most:
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise too_large
-    return bytes(body)
+    if not hmac.compare_digest(bearer_token(request).encode(), token.encode()):
+        raise unauthorized("wrong token")
 
 
 def _parse(body: bytes) -> ScoreRequest:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the request is not JSON: {error}") from None
+    value = as_json(body)
     try:
         return ScoreRequest.model_validate(value)
     except ValidationError as error:
         raise RefusedError(422, first_problem(error)) from None
 
 
-class Server(uvicorn.Server):
-    """A server that says when it listens, and ends with 0 when it is asked to end.
+class Server(ListeningServer):
+    """A server that ends with 0 when it is asked to end.
 
     SIGTERM and Ctrl-C: no new request is taken, those under way are answered, for `grace` seconds
     at most. A second signal ends at once.
     """
-
-    def __init__(
-        self, app: FastAPI, *, host: str, port: int, grace: int, listening: Callable[[str], None]
-    ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=host,
-                port=port,
-                log_level="warning",
-                access_log=False,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=grace,
-            )
-        )
-        self._listening = listening
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        if self.servers:
-            host, port, *_ = self.servers[0].sockets[0].getsockname()
-            self._listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
