@@ -284,6 +284,46 @@ class GenerateConfig(Part):
     format: Literal["jsonl", "parquet"] = "jsonl"
 
 
+class OfflineConfig(Part):
+    """Training an objective on fixed data.
+
+    Model, data, evaluation, learner and reference (`kl.reference`) have sections of their own. For
+    answers without pairs, `data.label` is the column that says which are desirable.
+    """
+
+    epochs: float = Field(1.0, gt=0)
+    """Passes over the data; with probabilities of sources, draws of as many rows."""
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps; unset: as many as the epochs take."""
+    batch_size: int = Field(32, ge=1)
+    """Rows (a pair is one) of an optimizer step, over all ranks."""
+    max_length: int | None = Field(None, ge=8)
+    """Most tokens of a sequence; unset: the model's context. Longer ones lose their end, and where
+    a whole sequence gets one score, their start."""
+    train_on: Literal["answers", "last", "all"] = "answers"
+    """Tokens that conversations train: all `answers` of assistants, the `last` one, or `all` tokens
+    (going on with pre-training)."""
+    messages: str = "messages"
+    """Column with a whole conversation, in place of prompt and completion."""
+    completion: str = "completion"
+    """Column with the answer to the prompt (`data.prompt`): text, or messages."""
+    chosen: str = "chosen"
+    """Column with the better answer of a pair. Without a prompt column, both answers begin with the
+    prompt, which is what they have in common."""
+    rejected: str = "rejected"
+    margin: str | None = None
+    """Column with the number by which the chosen answer is better."""
+    step_texts: str = "completions"
+    """Column with the list of an answer's steps."""
+    step_labels: str = "labels"
+    """Column with the judgement of each step: true or false, or a share."""
+    separator: str = "\n"
+    """Text after each step; its last token is the one at which the step is judged."""
+    reference_cache: Path | None = None
+    """Folder in which log-probs of the reference model are kept for other runs; unset: the run's
+    own `reference/`."""
+
+
 class LearnerConfig(Part):
     """How the policy is trained."""
 
@@ -438,14 +478,15 @@ class CheckpointConfig(Part):
     """Newest checkpoints that stay on disk, beside the best one."""
     best: str | None = None
     """Metric of evaluation, such as `eval/gsm8k/mean`: `checkpoints/best` keeps the checkpoint
-    where it was highest."""
+    where it was highest; where its name ends with `loss`, lowest."""
     export: bool = True
     """Write a Hugging Face folder when the run ends."""
 
 
 class LoggingConfig(Part):
-    rollouts: bool = True
-    """Write sampled rollouts to `rollouts/`."""
+    rollouts: bool | Literal["complete"] = True
+    """Write a sample of each step's rollouts to `rollouts/`; `complete`: all of them, with token
+    ids and log-probs, so that `rlx train --replay` can train on them."""
     rollouts_per_step: int = Field(8, ge=1)
     rollouts_max_mib: float = Field(64.0, gt=0)
     """Size cap of `rollouts/` for one run."""
@@ -468,9 +509,13 @@ class RunConfig(Part):
     seed: int = Field(0, ge=0)
     steps: int = Field(100, ge=1)
     """Training steps in total (a resumed run counts the steps before)."""
+    replay: Path | None = None
+    """Folder of a run with complete `rollouts/`: train on those, without an engine."""
     estimator: ComponentConfig = _default("estimator")
     loss: ComponentConfig = _default("loss")
     correction: ComponentConfig = _default("correction")
+    objective: ComponentConfig = _default("objective")
+    """Of offline training."""
     agent: ComponentConfig = _default("agent")
     sampler: ComponentConfig = _default("sampler")
     rewards: Annotated[list[RewardConfig], BeforeValidator(_as_list)] = _default("rewards")
@@ -479,6 +524,7 @@ class RunConfig(Part):
     eval: EvalConfig = EvalConfig()
     rollout: RolloutConfig = RolloutConfig()
     generate: GenerateConfig = GenerateConfig()
+    offline: OfflineConfig = OfflineConfig()
     learner: LearnerConfig = LearnerConfig()
     critic: CriticConfig = CriticConfig()
     kl: KLConfig = KLConfig()
@@ -497,8 +543,8 @@ class RunConfig(Part):
 
     @property
     def evaluates(self) -> bool:
-        """Whether the run evaluates: there is data to evaluate on."""
-        return bool(self.eval.sources)
+        """Whether the run evaluates: there is data to evaluate on, and an engine."""
+        return bool(self.eval.sources) and self.replay is None
 
     @property
     def updates_per_step(self) -> int:

@@ -87,6 +87,8 @@ class Rollout:
     """Reward by component name, before weights."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Extra numbers from rewards and the agent, averaged into the step's metrics."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What rewards say about their score, by reward; for people."""
     messages: Sequence[Message] = ()
     error: str | None = None
     """What the agent failed of, with the finish reason `error`."""
@@ -186,6 +188,12 @@ class TrainBatch:
         """[S] int64, the rollout of each sequence."""
         rollouts = np.arange(self.rollout_count)
         return rollouts if self.segments is None else np.repeat(rollouts, self.segments)
+
+    def name(self, rollout: int) -> str:
+        """What messages call a rollout."""
+        if self.names is None:
+            return f"rollout {rollout} (group {self.group[rollout]})"
+        return f"the rollout ({self.names[rollout]})"
 
     @property
     def together(self) -> None:

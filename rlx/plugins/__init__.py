@@ -50,6 +50,7 @@ _REWARDS: Final = (
 )
 _REWARD_CLASSES: Final = {"model": "Model", "judge": "Judge", "remote": "Remote"}
 _REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
+_OBJECTIVES: Final = ("sft", "rm", "prm", "dpo", "ipo", "simpo", "orpo", "kto")
 _AGENTS: Final = ("single_turn", "retry")
 _AGENT_CLASSES: Final = {"tool_calling": "ToolCalling"}
 _SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
@@ -90,6 +91,11 @@ def rlx_resolve(kind: str, ref: str) -> ComponentRef | None:
     from rlx.plugins.rewards.adapters import resolve
 
     return resolve(ref)
+
+
+@hookimpl
+def rlx_register_objectives(registry: Registrar) -> None:
+    _add_functions(registry, _OBJECTIVES)
 
 
 @hookimpl

@@ -9,6 +9,7 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "estimator": ("group_norm",),
     "loss": ("ppo",),
     "correction": ("none",),
+    "objective": ("sft",),
     "agent": ("single_turn",),
     "sampler": ("uniform",),
     "rewards": ("exact_match",),

@@ -34,6 +34,9 @@ def objective_share(
 ) -> Objective:
     """One micro-batch's share of the loss, with the additive parts of its metrics.
 
+    Args:
+        denominators: of the whole step; its `sequences` are rows (a pair is one).
+
     Raises:
         ComponentError: the objective returned another shape than its unit's.
     """
@@ -42,15 +45,14 @@ def objective_share(
     if not isinstance(outputs, ObjectiveOutputs):
         outputs = ObjectiveOutputs(outputs)
     values = _checked(outputs.loss, x, per, objective)
-    total = values.sum() / max(_step_count(per, denominators), 1)
+    total = values.sum() / max(_units(per, x, denominators), 1)
     sums, counts = {}, {}
     sums[f"{prefix}loss"] = total.detach()
     # Shares of one optimizer step sum to its loss, and their counts to 1.
-    part = x.sequence_count / max(denominators.sequences, 1)
-    counts[f"{prefix}loss"] = total.new_tensor(part)
+    rows = x.pair_count if x.has("side") else x.sequence_count
+    counts[f"{prefix}loss"] = total.new_tensor(rows / max(denominators.sequences, 1))
     for key, metric in outputs.metrics.items():
         metric = metric.detach().to(values.dtype)
-        rows = x.pair_count if per == "pair" else x.sequence_count
         metric = metric.expand(rows) if metric.ndim == 0 else metric
         sums[f"{prefix}{key}"] = metric.sum()
         counts[f"{prefix}{key}"] = total.new_tensor(float(metric.numel()))
@@ -63,10 +65,12 @@ def objective_share(
     )
 
 
-def _step_count(per: Unit, denominators: Denominators) -> int:
+def _units(per: Unit, x: ObjectiveInputs, denominators: Denominators) -> int:
+    """Tokens, sequences or pairs of the whole step, whose `sequences` are rows."""
     if per == "token":
         return denominators.tokens
-    return denominators.sequences // 2 if per == "pair" else denominators.sequences
+    paired = per == "sequence" and x.has("side")
+    return denominators.sequences * (2 if paired else 1)
 
 
 def _checked(values: object, x: ObjectiveInputs, per: Unit, objective: object) -> Tensor:

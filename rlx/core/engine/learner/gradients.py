@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -70,11 +70,20 @@ def differentiate(
     )
 
 
+class NamedRows(Protocol):
+    """A batch that can say whose a sequence is."""
+
+    @property
+    def rollout_of(self) -> np.ndarray: ...
+
+    def name(self, rollout: int, /) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class FiniteCheck:
     """Finds the token behind a number that is not finite."""
 
-    batch: TrainBatch
+    batch: NamedRows
     micro: MicroBatch
 
     def __call__(self, values: Tensor, what: str) -> None:
@@ -96,12 +105,7 @@ class FiniteCheck:
         at = int(np.searchsorted(ends, action, side="right"))
         token = action - int(ends[at] - self.micro.action_lengths[at])
         rollout = int(self.batch.rollout_of[self.micro.sequences[at]])
-        names = self.batch.names
-        name = (
-            f"rollout {rollout} (group {self.batch.group[rollout]})"
-            if names is None
-            else f"the rollout ({names[rollout]})"
-        )
+        name = self.batch.name(rollout)
         return f"action token {token} (id {self.micro.targets[action]}) of {name}"
 
 

@@ -122,8 +122,13 @@ def load_policy(
     return Loaded(module=policy, dtype=dtype, packable=packable)
 
 
-def load_pretrained(auto_class: Any, model: str, dtype: str) -> tuple[Any, torch.dtype]:
+def load_pretrained(
+    auto_class: Any, model: str, dtype: str, **options: Any
+) -> tuple[Any, torch.dtype]:
     """A model of the folder by one of transformers' auto classes, and its dtype.
+
+    Args:
+        options: of the model's configuration, such as `num_labels`.
 
     Raises:
         EngineError: it can't be loaded.
@@ -134,7 +139,9 @@ def load_pretrained(auto_class: Any, model: str, dtype: str) -> tuple[Any, torch
     disable_progress_bar()
     try:
         chosen = resolve_dtype(AutoConfig.from_pretrained(model), dtype)
-        loaded = auto_class.from_pretrained(model, dtype=chosen, attn_implementation="sdpa")
+        loaded = auto_class.from_pretrained(
+            model, dtype=chosen, attn_implementation="sdpa", **options
+        )
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model '{model}' can't be loaded: {error}") from error
     return loaded, chosen

@@ -19,10 +19,8 @@ from rlx.core.engine.learner.model import (
     load_pretrained,
     make_trainable,
 )
+from rlx.core.engine.learner.scored_model import HEAD_NAMES
 from rlx.core.errors import EngineError
-
-_HEADS = ("score", "classifier")
-"""What transformers' classification models call their last layer."""
 
 
 class PackedCritic(nn.Module):
@@ -86,7 +84,7 @@ def _is_classifier(model: str) -> bool:
 
 
 def _head_weight(whole: Any, model: str) -> Tensor:
-    head = next((getattr(whole, name) for name in _HEADS if hasattr(whole, name)), None)
+    head = next((getattr(whole, name) for name in HEAD_NAMES if hasattr(whole, name)), None)
     weight = getattr(head, "weight", None)
     if weight is None or weight.shape[0] != 1:
         found = "no linear head" if weight is None else f"a head with {weight.shape[0]} outputs"
