@@ -11,7 +11,7 @@ import typer
 from rlx.cli.output import console, next_step, print_notice, print_warning
 from rlx.cli.targets import SOURCE, Target, check_new, find_target, numbered_folder
 from rlx.cli.waiting import shown
-from rlx.core.errors import UsageError
+from rlx.core.errors import RunInterrupted, UsageError
 from rlx.core.run import CONFIG_NAME
 from rlx.core.same_samples import first_difference
 from rlx.core.settings import DEFAULT, Settings, load_settings
@@ -137,8 +137,13 @@ def generate(
     job = prepare_generation(settings.config, plugins=plugins, origins=settings.origins)
     for finding in job.setup.warnings:
         print_warning(finding.what, finding.fix)
-    with shown() as (status, progress):
-        found = run_generation(job, folder, status=status, progress=progress)
+    try:
+        with shown() as (status, progress):
+            found = run_generation(job, folder, status=status, progress=progress)
+    except RunInterrupted as stop:
+        print_notice(f"{stop}; what is done is in {folder}/")
+        next_step(f"rlx generate --resume --output {shlex.quote(str(folder))}", stderr=True)
+        raise typer.Exit(128 + (stop.signal or 2)) from None
     _report(job, found, folder)
 
 

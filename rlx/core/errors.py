@@ -63,7 +63,15 @@ class NonFiniteError(ComponentError, EngineError):
 
 
 class RunInterrupted(RlxError):  # noqa: N818 - an orderly end, not a failure
-    """Ctrl-C or SIGTERM ended the run in an orderly way."""
+    """Ctrl-C or SIGTERM ended the run in an orderly way.
+
+    Args:
+        signal: its number, where one is known.
+    """
+
+    def __init__(self, message: str, *, signal: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 def _rebuild_usage_error(

@@ -23,6 +23,7 @@ from rlx.core.samples import Sample, SampledTask
 Row: TypeAlias = dict[str, Any]
 
 CUT_OFF = "samples cut off"
+FAILED = "samples that failed"
 SEVERAL_TURNS = "samples of several turns in plain text"
 LOW = "samples below generate.min_reward"
 SAME_TEXT = "samples with the text of a better one"
@@ -30,6 +31,9 @@ EQUAL = "tasks whose rewards are all equal"
 TOO_FEW = "tasks with fewer than two samples left"
 SMALL_MARGIN = "tasks with a margin below generate.min_margin"
 NO_SAMPLES = "tasks without samples"
+
+_FAILED = ("error", "timeout", "abort")
+"""Finish reasons of rollouts that are not as the policy would have ended them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ def _usable(task: SampledTask, settings: GenerateConfig) -> tuple[list[Sample], 
     for sample in task.samples:
         if sample.truncated and settings.truncated == "drop":
             dropped[CUT_OFF] += 1
+        elif sample.finish_reason in _FAILED:
+            dropped[FAILED] += 1
         elif sample.turns > 1 and not task.chat:
             # as one text, what the environment said could not be told from what the model said
             dropped[SEVERAL_TURNS] += 1

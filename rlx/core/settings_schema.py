@@ -44,6 +44,9 @@ def allowed_values(field: FieldInfo | None, value: Any, message: str) -> str:
     if field is None:
         return message
     options = options_of(field.annotation)
+    if get_origin(field.annotation) is list and isinstance(value, str):  # one of its items
+        items = options_of(get_args(field.annotation)[0])
+        options = items if any(isinstance(item, str) for item in items) else options
     words = [option for option in options if isinstance(option, str)]
     bounds = " and ".join(
         f"{sign} {getattr(rule, name):g}"

@@ -170,7 +170,7 @@ def test_rewards_with_state_are_as_before_after_an_evaluation(
 def test_more_tasks_than_a_wave_come_in_order(
     data: Path, plugins: PluginSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlx.core.engine.evaluation._WAVE", 4)
+    monkeypatch.setattr("rlx.core.engine.waves._WAVE", 4)
     found = run(config_of(data, eval={"samples": 2}), plugins, Engine())
     assert [group.task.id for group in found.groups["test"]] == [f"test/{i}" for i in range(6)]
 

@@ -119,7 +119,8 @@ async def _run(
         return await use(engine, rewards)
     except asyncio.CancelledError:
         if signals:
-            raise RunInterrupted(f"stopped by {signal.Signals(signals[0]).name}") from None
+            name = signal.Signals(signals[0]).name
+            raise RunInterrupted(f"stopped by {name}", signal=signals[0]) from None
         raise
     except BaseExceptionGroup as group:
         raise unwrap(group) from None
