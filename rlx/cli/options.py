@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from rlx.core.config import RunConfig
+from rlx.core.errors import UsageError
 from rlx.core.run import CONFIG_NAME, MANIFEST_NAME
 from rlx.core.settings import DEFAULT, FLAGS, Settings, known_keys, load_settings
 
@@ -188,18 +190,25 @@ class RunOptions:
     sets: tuple[str, ...]
     flags: Mapping[str, Any]
 
-    def settings(self, *, resume: bool = False) -> Settings:
+    def settings(self, *, resume: bool = False, replay: Path | None = None) -> Settings:
         """Merge all layers.
 
         `--resume --output FOLDER` starts from that run's own configuration. Without `--resume`,
         the configuration of an earlier run (`-c runs/x/config.yaml`) does not say where to write,
-        so that it is run again beside the first.
+        so that it is run again beside the first; so does `replay`, a run whose rollouts are trained
+        on.
         """
         files = list(self.files)
         output = self.flags.get("output")
         if resume and not files and output and (Path(output) / CONFIG_NAME).is_file():
             files = [Path(output) / CONFIG_NAME]
-        settings = load_settings(files=files, sets=self.sets, flags=self.flags)
+        sets = self.sets
+        if replay is not None:
+            if not (replay / CONFIG_NAME).is_file():
+                raise UsageError(f"there is no run in {replay}", where="--replay")
+            files = files or [replay / CONFIG_NAME]
+            sets = (*sets, f"replay={json.dumps(str(replay.resolve()))}")
+        settings = load_settings(files=files, sets=sets, flags=self.flags)
         of_runs = [path for path in files if (path.parent / MANIFEST_NAME).is_file()]
         origin = settings.origin("output").rpartition(":")[0]
         if resume or origin not in map(str, of_runs):

@@ -29,6 +29,15 @@ def train(
         bool,
         typer.Option("--resume", help="Continue the run in --output from its last checkpoint."),
     ] = False,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            "--replay",
+            metavar="RUN",
+            help="Train on the rollouts of a run that recorded them (logging.rollouts=complete), "
+            "without an engine. Its settings hold where none are given.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check everything, print every setting, start nothing."),
@@ -40,7 +49,7 @@ def train(
 
     Settings, later ones win: defaults, -c, environment (RLX_LEARNER__LR), flags, --set.
     """
-    settings = options.settings(resume=resume)
+    settings = options.settings(resume=resume, replay=replay)
     work = checked(settings, resume=resume)
     if dry_run:
         _dry_run(settings, work.plugins, resume=resume)

@@ -17,7 +17,7 @@ from rlx.core.models import ModelInfo, model_info
 from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
-from rlx.core.preflight_folder import check_output
+from rlx.core.preflight_folder import check_output, recorded_steps
 from rlx.core.preflight_generate import check_generation
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
@@ -283,6 +283,32 @@ def check_rewards(case: Case) -> Iterator[Finding]:
         yield error("every reward has weight 0", "rewards", "`--reward NAME:1.0`")
 
 
+def check_replay(case: Case) -> Iterator[Finding]:
+    """A recording has all steps; nothing is asked for that needs an engine."""
+    config = case.config
+    if config.replay is None:
+        return
+    recorded = recorded_steps(config.replay)
+    if recorded == 0:
+        yield error(
+            f"{config.replay} has no complete rollouts",
+            "replay",
+            "a run that was trained with `--set logging.rollouts=complete`",
+        )
+    elif config.steps > recorded:
+        yield error(
+            f"{config.replay} has complete rollouts of {recorded} steps, not of {config.steps}",
+            "steps",
+            f"`--steps {recorded}`",
+        )
+    if config.eval.sources:
+        yield warning(
+            "a replay has no engine to evaluate with",
+            "eval.sources",
+            "`rlx eval` with the finished run",
+        )
+
+
 def check_evaluation(case: Case) -> Iterator[Finding]:
     """There is data to evaluate on, and its settings fit together."""
     context = case.info.context_length
@@ -312,6 +338,7 @@ RULES: tuple[Rule, ...] = (
     check_kl,
     check_rewards,
     check_evaluation,
+    check_replay,
     check_output,
 )
 EVAL_RULES: tuple[Rule, ...] = (

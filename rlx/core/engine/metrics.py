@@ -84,45 +84,6 @@ def advantage_metrics(batch: TrainBatch) -> dict[str, float]:
     return {"advantage/mean": float(values.mean()), "advantage/std": float(values.std())}
 
 
-def rollout_records(
-    groups: Sequence[Group], batch: TrainBatch, logprobs: np.ndarray, *, limit: int
-) -> list[dict[str, Any]]:
-    """What `rollouts/` holds of the first `limit` rollouts, taken from different groups first."""
-    lengths = batch.rollout_action_lengths
-    ends = np.cumsum(lengths)
-    gaps = np.abs(logprobs - batch.rollout_logprobs)
-    flat = [(group, rollout) for group in groups for rollout in group.rollouts]
-    order = sorted(range(len(flat)), key=lambda i: (flat[i][1].index, i))[:limit]
-    records = []
-    for i in sorted(order):
-        tokens = slice(ends[i] - lengths[i], ends[i])
-        records.append(_record(*flat[i], batch, gaps[tokens], tokens))
-    return records
-
-
-def _record(
-    group: Group, rollout: Rollout, batch: TrainBatch, gaps: np.ndarray, tokens: slice
-) -> dict[str, Any]:
-    assert batch.advantages is not None
-    advantages = batch.advantages[tokens]
-    return {
-        "group": group.id,
-        "index": rollout.index,
-        "task": rollout.task.id,
-        "prompt": rollout.task.prompt,
-        "response": rollout.text,
-        "label": rollout.task.label,
-        "reward": total_reward(rollout),
-        "parts": dict(rollout.parts),
-        "advantage": float(advantages.mean()) if len(advantages) else 0.0,
-        "logprob_gap": float(gaps.mean()) if len(gaps) else 0.0,
-        "tokens": rollout.action_count,
-        "turns": len(rollout.spans),
-        "finish_reason": rollout.finish_reason,
-        "version": rollout.version,
-    }
-
-
 def _spread(group: Group) -> float:
     rewards = [total_reward(rollout) for rollout in group.rollouts]
     return 0.0 if len(set(rewards)) == 1 else float(np.std(rewards))

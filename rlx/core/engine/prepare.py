@@ -66,12 +66,15 @@ def prepare(
     context_length = min(info.context_length, config.rollout.context_length or info.context_length)
     tokenizer = load_tokenizer(model, config.data, selection.agent)
     longest = context_length - config.rollout.max_new_tokens
-    tasks = load_tasks(
-        config.data,
-        tokenizer=tokenizer,
-        max_prompt_tokens=min(config.data.max_prompt_tokens or longest, longest),
-        needs_label=selection.needs_label,
-    )
+    if config.replay is not None:  # the tasks are in the recording
+        tasks = TaskSet(tasks=(), sources=(), max_prompt_tokens=longest)
+    else:
+        tasks = load_tasks(
+            config.data,
+            tokenizer=tokenizer,
+            max_prompt_tokens=min(config.data.max_prompt_tokens or longest, longest),
+            needs_label=selection.needs_label,
+        )
     evaluation = None
     if config.evaluates:
         evaluation = plan_evaluation(

@@ -25,6 +25,7 @@ from rlx.core.engine.prepare import Plan, prepare
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.reaper import start_reaper, stop_reaper
+from rlx.core.engine.replay import NoEngine, NoPublisher, Replay
 from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import WorkerSpec
@@ -85,7 +86,8 @@ class _Parts:
     learner: LearnerGroup
     reference: LearnerGroup | None
     critic: Critic | None
-    engine: RolloutClient
+    engine: RolloutClient | None
+    """None: the rollouts are recorded ones."""
     rewards: RewardRunner
 
 
@@ -121,7 +123,7 @@ class _Session:
         self._watch_signals()
         error: BaseException | None = None
         self._reporter.start(run)
-        publisher = Publisher()
+        publisher = Publisher() if self._config.replay is None else NoPublisher()
         reaper = start_reaper()
         try:
             self._plan.plugins.notify("rlx_on_run_start", run=run)
@@ -161,7 +163,7 @@ class _Session:
         checkpoint = self._plan.checkpoint
         truncate_metrics(self._folder, _step(checkpoint) if checkpoint else -1)
 
-    async def _train(self, run: Run, publisher: Publisher) -> str:
+    async def _train(self, run: Run, publisher: Publisher | NoPublisher) -> str:
         parts = await self._start_workers()
         self._write_manifest(self._crew.facts)
         plan, config = self._plan, self._config
@@ -174,12 +176,13 @@ class _Session:
             learner=parts.learner,
             reference=parts.reference,
             critic=parts.critic,
-            engine=parts.engine,
+            engine=parts.engine or NoEngine(),
             publisher=publisher,
             reporter=self._reporter,
             plugins=plan.plugins,
             needs_old_logprobs=workers.needs_old_logprobs(config, plan.selection.requires),
             reward_weights=parts.rewards.weights,
+            decode=plan.tokenizer.decode,
         )
         if plan.resume and plan.checkpoint is None:
             self._reporter.status("no checkpoint was written yet: starting from the beginning")
@@ -199,8 +202,11 @@ class _Session:
             await learner.export(str(self._folder / "export"))
         write_json(self._folder / FINISHED_NAME, {"step": trainer.step, "metrics": trainer.metrics})
 
-    def _collector(self, engine: RolloutClient, rewards: RewardRunner) -> Collector:
+    def _collector(self, engine: RolloutClient | None, rewards: RewardRunner) -> Collector | Replay:
         plan, config = self._plan, self._config
+        if engine is None:
+            assert config.replay is not None
+            return Replay(config.replay, vocabulary=plan.info.vocab_size)
         sampler = BoundSampler(
             plan.selection.sampler.resolve(),
             plan.tasks.tasks,
@@ -226,10 +232,10 @@ class _Session:
         return Collector(maker=maker, scorer=rewards, sampler=sampler)
 
     def _evaluations(
-        self, run: Run, engine: RolloutClient, rewards: RewardRunner
+        self, run: Run, engine: RolloutClient | None, rewards: RewardRunner
     ) -> Evaluations | None:
         plan = self._plan
-        if plan.evaluation is None:
+        if plan.evaluation is None or engine is None:
             return None
         evaluator = Evaluator(
             plan.evaluation,
@@ -244,13 +250,15 @@ class _Session:
     async def _start_workers(self) -> _Parts:
         plan, config = self._plan, self._config
         learner_specs = workers.learner_specs(config, plan.model, plan.selection, dtype=plan.dtype)
-        reward_specs = workers.reward_specs(config, plan.selection)
+        replayed = config.replay is not None
+        reward_specs = [] if replayed else workers.reward_specs(config, plan.selection)
         reference_specs = self._reference_specs()
         critic_specs = self._critic_specs()
         engine_spec = workers.engine_spec(
             config, plan.model, context_length=plan.context_length, dtype=self._engine_dtype()
         )
-        specs = [*learner_specs, engine_spec, *reference_specs, *critic_specs, *reward_specs]
+        generators = [] if replayed else [engine_spec]
+        specs = [*learner_specs, *generators, *reference_specs, *critic_specs, *reward_specs]
         started = await self._crew.start(specs)
 
         def group(specs: list[WorkerSpec], settings: LearnerConfig) -> LearnerGroup:
@@ -263,7 +271,7 @@ class _Session:
             learner=group(learner_specs, config.learner),
             reference=group(reference_specs, config.learner) if reference_specs else None,
             critic=critic,
-            engine=RolloutClient(started["engine"]),
+            engine=None if replayed else RolloutClient(started["engine"]),
             rewards=self._crew.reward_runner(reward_specs, started),
         )
 

@@ -9,21 +9,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlx.core.component import Bound
 from rlx.core.config import RunConfig
 from rlx.core.engine.advantages import compute_advantages
 from rlx.core.engine.batches import make_batch
 from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
-from rlx.core.engine.client import RolloutClient
-from rlx.core.engine.collector import Collected, Collector, unwrap
+from rlx.core.engine.collector import Collected, unwrap
 from rlx.core.engine.critic import Critic, critic_metrics
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
-from rlx.core.engine.metrics import merge, rollout_metrics, rollout_records
-from rlx.core.engine.publication import Publisher
+from rlx.core.engine.metrics import merge, rollout_metrics
+from rlx.core.engine.records import Decode, rollout_records
 from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.reward_norm import RunningNorm
 from rlx.core.engine.views import shown_batch, shown_groups
@@ -38,6 +37,26 @@ _AT_REST = (*_BEFORE_UPDATE, "eval")
 """Phases in which the state is that after the last finished step."""
 
 
+class _Collector(Protocol):
+    """Where the groups of a step come from: episodes (`Collector`), or a recording (`Replay`)."""
+
+    async def collect(self, wanted: int) -> Collected: ...
+
+    async def state_dict(self) -> dict[str, Any]: ...
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class _Engine(Protocol):
+    async def abort(self) -> None: ...
+
+
+class _Publisher(Protocol):
+    async def publish(self, learner: LearnerGroup, engine: Any, *, version: int) -> None: ...
+
+    def metrics(self) -> Mapping[str, float]: ...
+
+
 class Trainer:
     """Owns the step counter; every part it drives is handed in."""
 
@@ -46,18 +65,19 @@ class Trainer:
         *,
         run: Run,
         config: RunConfig,
-        collector: Collector,
+        collector: _Collector,
         evaluations: Evaluations | None,
         estimator: Bound,
         learner: LearnerGroup,
         reference: LearnerGroup | None,
         critic: Critic | None,
-        engine: RolloutClient,
-        publisher: Publisher,
+        engine: _Engine,
+        publisher: _Publisher,
         reporter: Reporter,
         plugins: PluginSystem,
         needs_old_logprobs: bool,
         reward_weights: Mapping[str, float],
+        decode: Decode,
     ) -> None:
         self._run = run
         self._config = config
@@ -82,6 +102,7 @@ class Trainer:
         self._plugins = plugins
         self._needs_old_logprobs = needs_old_logprobs
         self._reward_weights = reward_weights
+        self._decode = decode
         self.step = 0
         self.metrics: dict[str, float] = {}
         self._saved_step: int | None = None
@@ -250,9 +271,12 @@ class Trainer:
         self.metrics = metrics
         self._reporter.log(self.step, metrics)
         if self._config.logging.rollouts:
-            limit = self._config.logging.rollouts_per_step
+            complete = self._config.logging.rollouts == "complete"
+            limit = None if complete else self._config.logging.rollouts_per_step
             assert update.logprobs is not None
-            records = rollout_records(collected.groups, batch, update.logprobs, limit=limit)
+            records = rollout_records(
+                collected.groups, batch, update.logprobs, decode=self._decode, limit=limit
+            )
             self._reporter.log_samples(self.step, records)
         self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
         wish = self._plugins.first(
