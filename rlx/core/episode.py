@@ -9,78 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rlx.core.conversation import Conversation, History, Observation, shortened
+from rlx.core.conversation import Conversation, Observation, shortened
 from rlx.core.errors import ComponentError, did_you_mean
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
 from rlx.core.segment import Segment, TurnRecord, lay_out
+from rlx.core.stops import before_stop, cut_at_stop, stop_token_ids
+from rlx.core.turns import EpisodeEnded as EpisodeEnded
+from rlx.core.turns import Generate as Generate
+from rlx.core.turns import Limits as Limits
+from rlx.core.turns import Reply as Reply
 
 if TYPE_CHECKING:
     from rlx.core.engine.interfaces import Generation, Sampling
 
-Generate: TypeAlias = Callable[[list[int], "Sampling", int], Awaitable["Generation"]]
-"""`await generate(prompt tokens, sampling, seed)`: one engine call."""
-
-_PER_CALL = ("max_new_tokens", "stop_token_ids")
+_PER_CALL = ("max_new_tokens", "stop_token_ids", "stop")
 _FIXED = ("temperature", "top_p", "top_k")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Where an episode ends whatever the agent wants, and what the agent's failure does."""
-
-    context_length: int
-    """Most tokens in all, the prompt included."""
-    max_turns: int | None = None
-    """Most engine calls."""
-    max_tokens: int | None = None
-    """Most tokens after the prompt, actions and observations together."""
-    max_seconds: float | None = None
-    """Most wall time, engine calls included."""
-    step_timeout: float | None = None
-    """Most seconds between two engine calls; an agent that takes longer has failed."""
-    max_observation: int | None = None
-    """Most characters of one observation."""
-    cut_observations: bool = True
-    """Leave out the middle of a longer observation; else the agent has failed."""
-    failure: Literal["raise", "keep", "drop_group"] = "raise"
-    """End the run, keep what there is of the episode, or leave its group out."""
-    history: History = "split"
-    """What is done where the chat template rewrites what it wrote before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What one engine call sampled."""
-
-    text: str
-    """Special tokens skipped."""
-    tokens: Sequence[int]
-    """With the end-of-sequence token, if it was sampled."""
-    finish_reason: FinishReason
-    """`stop`, or `length` when the call's token limit cut it off."""
-    logprobs: Sequence[float] = ()
-    """Of the tokens, of the distribution that they were sampled from."""
-    message: Message = field(default_factory=dict)
-    """The answer as it stands in the conversation."""
-    prompt_length: int = 0
-    """Tokens that the engine was given."""
-
-
-class EpisodeEnded(Exception):  # noqa: N818 - control flow, as StopIteration
-    """A limit was reached: `Episode.generate` raises it, `run_agent` turns it into a finish reason.
-
-    Agents may catch it to end in good order; another `generate` raises it again.
-    """
-
-    def __init__(self, reason: FinishReason) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Episode:
@@ -151,6 +100,16 @@ class Episode:
         return self._segment.talk.messages
 
     @property
+    def sampling(self) -> Sampling:
+        """The run's; at temperature 0 (a greedy evaluation) the rest of it does not matter."""
+        return self._sampling
+
+    @property
+    def ended(self) -> FinishReason | None:
+        """The limit that was reached; None while engine calls are possible."""
+        return self._ended
+
+    @property
     def turns(self) -> int:
         """Engine calls so far."""
         return sum(len(segment.turns) for segment in self._segments)
@@ -169,7 +128,8 @@ class Episode:
         """Let the policy go on from everything so far.
 
         Args:
-            overrides: `max_new_tokens` or `stop_token_ids` for this call only.
+            overrides: `max_new_tokens`, `stop_token_ids` or `stop` (texts, of which the reply
+                does not show the one that it ended with) for this call only.
 
         Raises:
             EpisodeEnded: turns, tokens or context are used up, or the engine aborted.
@@ -201,7 +161,7 @@ class Episode:
 
         Raises as `generate`; ComponentError for a model without chat template.
         """
-        segment = self._going_on_from(lambda talk: talk.rest_of(messages, tools))
+        segment = self._going_on_from(lambda one: one.talk.rest_of(messages, tools))
         if segment is None:
             history = self.limits.history
             talk = Conversation([*messages], self._tokenizer, tools=tools, history=history)
@@ -215,7 +175,7 @@ class Episode:
         new segment. Raises as `generate`.
         """
         if isinstance(prompt, str):
-            segment = self._going_on_from(lambda talk: talk.rest_of_text(prompt))
+            segment = self._going_on_from(self._rest_of_text(prompt))
             tokens = self._tokenizer(prompt)["input_ids"] if segment is None else ()
             text = prompt
         else:
@@ -305,7 +265,11 @@ class Episode:
             if name not in _PER_CALL:
                 hint = did_you_mean(name, _PER_CALL) or f"there are: {', '.join(_PER_CALL)}"
                 raise ComponentError(f"Episode.generate has no option {name!r}; {hint}")
-        return replace(self._sampling, **overrides)
+        changed = {name: value for name, value in overrides.items() if name != "stop"}
+        ids = stop_token_ids(_texts(overrides.get("stop")), self._tokenizer)
+        if ids:
+            changed["stop_token_ids"] = (*changed.get("stop_token_ids", ()), *ids)
+        return replace(self._sampling, **changed)
 
     def _end(self, reason: FinishReason) -> NoReturn:
         self._ended = reason
@@ -314,7 +278,8 @@ class Episode:
     def _left(self, segment: Segment) -> int:
         left = self.limits.context_length - len(segment.tokens)
         if self.limits.max_tokens is not None:
-            left = min(left, self.limits.max_tokens - sum(one.added for one in self._segments))
+            taken = sum(one.added + one.reserved for one in self._segments)
+            left = min(left, self.limits.max_tokens - taken)
         return max(0, left)
 
     def _begin(self, prompt: Sequence[int], talk: Conversation) -> Segment:
@@ -322,14 +287,12 @@ class Episode:
         self._segments.append(segment)
         return segment
 
-    def _going_on_from(
-        self, rest_of: Callable[[Conversation], Observation | None]
-    ) -> Segment | None:
+    def _going_on_from(self, rest_of: Callable[[Segment], Observation | None]) -> Segment | None:
         """The latest segment that the agent goes on from, with what it adds observed."""
         for segment in reversed(self._segments):
             if segment.running or segment.closed:
                 continue
-            rest = rest_of(segment.talk)
+            rest = rest_of(segment)
             if rest is None or not (rest or isinstance(rest, str) or not segment.turns):
                 continue
             if rest:
@@ -337,6 +300,15 @@ class Episode:
                 self.observe(rest)
             return segment
         return None
+
+    def _rest_of_text(self, prompt: str) -> Callable[[Segment], str | None]:
+        """What a text adds to a segment; None where the tokens hold more than the text shows, as
+        the end-of-sequence token after a finished answer."""
+
+        def rest(segment: Segment) -> str | None:
+            return None if segment.is_hiding(self._tokenizer) else segment.talk.rest_of_text(prompt)
+
+        return rest
 
     def _extending(self, prompt: list[int]) -> Segment | None:
         """The latest segment that token ids extend, with what they add."""
@@ -356,6 +328,7 @@ class Episode:
         """One engine call at the end of `segment`, or of the one that takes its place."""
         if self._ended is not None:
             raise EpisodeEnded(self._ended)
+        stop = _texts(overrides.get("stop"))
         sampling = self._with(overrides)
         if (
             self.limits.max_turns is not None
@@ -368,19 +341,23 @@ class Episode:
             self._end("max_tokens")
         prompt_length = len(segment.tokens)
         generation = await self._engine_call(segment, replace(sampling, max_new_tokens=budget))
+        if stop:
+            generation = cut_at_stop(generation, stop, self._tokenizer)
         tokens, text = segment.act(generation, self._tokenizer)
         self._last = segment.turns[-1] if tokens else self._last
-        segment.talk.act(text, None if show is None else show(text))
+        shown = before_stop(text, stop)
+        message = {"role": "assistant", "content": shown} if show is None else show(shown)
+        segment.talk.act(text, message)
         if generation.finish_reason == "length" and budget < sampling.max_new_tokens:
             self._ended = "max_tokens"
         if generation.finish_reason == "abort":
             self._end("abort")
         return Reply(
-            text=text,
+            text=shown,
             tokens=tokens,
             finish_reason=generation.finish_reason,
             logprobs=[float(value) for value in generation.logprobs],
-            message=segment.talk.messages[-1],
+            message=message,
             prompt_length=prompt_length,
         )
 
@@ -401,7 +378,7 @@ class Episode:
     async def _engine_call(self, segment: Segment, sampling: Sampling) -> Generation:
         seed = self.turn_seed(self.turns + self._running)
         self._running += 1
-        segment.running = True
+        segment.running, segment.reserved = True, sampling.max_new_tokens
         self.agent_since = None
         try:
             return await self._generate([*segment.tokens], sampling, seed)
@@ -409,7 +386,11 @@ class Episode:
             self.engine_error = error
             raise
         finally:
-            segment.running = False
+            segment.running, segment.reserved = False, 0
             self._running -= 1
             if not self._running:
                 self.agent_since = time.monotonic()
+
+
+def _texts(stop: str | Sequence[str] | None) -> Sequence[str]:
+    return (stop,) if isinstance(stop, str) else tuple(word for word in stop or () if word)

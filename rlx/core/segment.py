@@ -51,6 +51,8 @@ class Segment:
         self.talk = talk
         self.running = False
         """An engine call works on it."""
+        self.reserved = 0
+        """Most tokens that the call may add."""
         self.closed = False
         """Its conversation goes on in a later segment."""
 
@@ -86,6 +88,13 @@ class Segment:
         self.tokens += tokens
         self.turns.append(turn)
         return tokens, turn.text
+
+    def is_hiding(self, tokenizer: Any) -> bool:
+        """Whether the last answer has special tokens, which its text does not show."""
+        if not self.turns:
+            return False
+        tokens = self.tokens[self.turns[-1].start : self.turns[-1].stop]
+        return str(tokenizer.decode(tokens, skip_special_tokens=False)) != self.turns[-1].text
 
     def response(self, tokenizer: Any) -> str:
         """Everything after the prompt as text, special tokens skipped."""
