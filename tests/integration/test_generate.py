@@ -32,10 +32,11 @@ async def digits(sample):
 
 
 def words(output: str, *more: str, engine: str = "transformers", runtime: str = "inline"):
-    return (
+    text = (
         f"generate tiny --data data.jsonl --runtime {runtime} --engine {engine} -n 4 "
         f"--max-new-tokens 8 --set generate.truncated=keep --output {output}"
-    ).split() + [*more]
+    )
+    return [*text.split(), *more]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
