@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rlx.cli.rollout_view import LEGEND, rollout_panel
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.run import CONFIG_NAME, MANIFEST_NAME, METRICS_NAME, is_finished
 from rlx.core.yaml_text import parse_file
@@ -84,7 +84,7 @@ def rollouts(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many to show.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")] = False,
 ) -> None:
-    """Read sampled rollouts of a step: prompt, response, rewards, advantage, log-prob gap."""
+    """Read sampled rollouts of a step turn by turn: who wrote what, rewards, advantages."""
     folder = find_run(run, root)
     steps = {
         int(path.stem.split("-")[1]): path for path in (folder / "rollouts").glob("step-*.jsonl")
@@ -106,8 +106,9 @@ def rollouts(
         if as_json:
             print(json.dumps(record, ensure_ascii=False))
         else:
-            _console.print(_rollout_panel(record))
+            _console.print(rollout_panel(record))
     if not as_json:
+        _console.print(LEGEND, style="dim")
         _console.print(
             f"next: rlx runs rollouts {run} --step {min(steps)}  (the first)", style="dim"
         )
@@ -173,30 +174,6 @@ def _metrics_table(records: list[dict[str, Any]]) -> Table:
             best = f"{max(values):.4g}" if rises else ""
             table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", best)
     return table
-
-
-def _rollout_panel(record: Mapping[str, Any]) -> Panel:
-    parts = "  ".join(f"{name} {value:.3f}" for name, value in record["parts"].items())
-    body = Text()
-    body.append(_prompt_text(record["prompt"]), style="dim")
-    body.append("\n→ ")
-    body.append(str(record["response"]), style="bold")
-    body.append(
-        f"\n\nreward {record['reward']:.3f} ({parts})  label {record['label']}  "
-        f"advantage {record['advantage']:+.3f}  log-prob gap {record['logprob_gap']:.1e}",
-        style="cyan",
-    )
-    title = (
-        f"step {record['step']}  group {record['group']}.{record['index']}  {record['task']}  "
-        f"{record['tokens']} tokens, {record['finish_reason']}, version {record['version']}"
-    )
-    return Panel(body, title=title, title_align="left")
-
-
-def _prompt_text(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
