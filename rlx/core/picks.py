@@ -56,7 +56,7 @@ def all_samples(task: SampledTask, settings: GenerateConfig) -> Picks:
             "task": task.id,
             "index": sample.index,
             "prompt": task.prompt,
-            "response": _answer(task, sample),
+            "completion": _answer(task, sample),
             "label": task.label,
             "reward": sample.reward,
             "parts": dict(sample.parts),
@@ -185,7 +185,7 @@ def _all_equal(samples: Sequence[Sample]) -> bool:
 def _trained(task: SampledTask, sample: Sample, prompt: str | Sequence[Message]) -> Row:
     return {
         "prompt": prompt,
-        "response": _answer(task, sample),
+        "completion": _answer(task, sample),
         "label": task.label,
         "reward": sample.reward,
         "task": task.id,

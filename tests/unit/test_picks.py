@@ -31,7 +31,7 @@ def task(*samples: Sample, prompt: Any = "2 + 2?") -> SampledTask:
 
 def responses(form: str, one: SampledTask, **settings: Any) -> list[Any]:
     found = pick(form, one, GenerateConfig(**settings))
-    return [row["response"] for row in found.rows]
+    return [row["completion"] for row in found.rows]
 
 
 def dropped(form: str, one: SampledTask, **settings: Any) -> Counter[str]:
