@@ -40,11 +40,8 @@ def objective_share(
     Raises:
         ComponentError: the objective returned another shape than its unit's.
     """
-    with unchanged(x, objective, "objective"):
-        outputs = objective(x)
-    if not isinstance(outputs, ObjectiveOutputs):
-        outputs = ObjectiveOutputs(outputs)
-    values = _checked(outputs.loss, x, per, objective)
+    outputs = objective_values(x, objective, per)
+    values = outputs.loss
     total = values.sum() / max(_units(per, x, denominators), 1)
     sums, counts = {}, {}
     sums[f"{prefix}loss"] = total.detach()
