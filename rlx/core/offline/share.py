@@ -62,6 +62,21 @@ def objective_share(
     )
 
 
+def objective_values(
+    x: ObjectiveInputs, objective: OfflineObjective, per: Unit
+) -> ObjectiveOutputs:
+    """What the objective says, with a loss of its unit's shape.
+
+    Raises:
+        ComponentError: another shape, or an input was changed in place.
+    """
+    with unchanged(x, objective, "objective"):
+        outputs = objective(x)
+    if not isinstance(outputs, ObjectiveOutputs):
+        outputs = ObjectiveOutputs(outputs)
+    return ObjectiveOutputs(_checked(outputs.loss, x, per, objective), outputs.metrics)
+
+
 def _units(per: Unit, x: ObjectiveInputs, denominators: Denominators) -> int:
     """Tokens, sequences or pairs of the whole step, whose `sequences` are rows."""
     if per == "token":
