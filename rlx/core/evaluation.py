@@ -223,6 +223,7 @@ def _record(source: str, rollout: Rollout, scoring: Scoring) -> dict[str, Any]:
         "passed": scoring.passes(score),
         "reward": Scoring().score(rollout),
         "parts": dict(rollout.parts),
+        **({"notes": dict(rollout.notes)} if rollout.notes else {}),
         "tokens": rollout.action_count,
         "turns": len(rollout.spans),
         "finish_reason": rollout.finish_reason,

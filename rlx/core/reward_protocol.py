@@ -72,6 +72,7 @@ class ScoredSample(BaseModel):
     score: float | None = None
     parts: dict[str, float] = {}
     metrics: dict[str, float] = {}
+    note: str = ""
     error: str | None = None
 
 
@@ -100,7 +101,7 @@ def decode_reply(reply: Any, count: int) -> list[Reward | Exception]:
     if len(answer.rewards) != count:
         raise ValueError(f"it has {len(answer.rewards)} rewards for {count} samples")
     return [
-        Reward(item.score, item.parts, item.metrics)
+        Reward(item.score, item.parts, item.metrics, item.note)
         if item.error is None
         else ComponentError(item.error)
         for item in answer.rewards

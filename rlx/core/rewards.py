@@ -23,6 +23,8 @@ STD_KEY = "rlx_reward_std"
 that it was trained on. A scorer gives (score − mean) / std."""
 EXCERPT = 300
 """Characters of a prompt or response that an error message quotes."""
+NOTE = 1000
+"""Characters of a note that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +85,13 @@ class Reward:
             is left out of means (a rollout to which no reward applies counts as failed).
         parts: what the score is made of, logged as `reward/<component>/<part>`.
         metrics: other numbers, logged as `<component>/<key>`.
+        note: why the score is what it is, for people: it stands beside the rollout in the files.
     """
 
     score: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
 
 
 def reward_inputs_of(rollout: Rollout) -> RewardInputs:
@@ -133,6 +137,8 @@ def as_reward(value: object) -> Reward:
             None if value.score is None else _number(value.score, "score"),
             {str(k): _number(v, f"part {k!r}") for k, v in value.parts.items()},
             {str(k): _number(v, f"metric {k!r}") for k, v in value.metrics.items()},
+            # Files are UTF-8, and a program's messages need not be.
+            str(value.note)[:NOTE].encode(errors="replace").decode(),
         )
     return Reward(_number(value, "value"))
 

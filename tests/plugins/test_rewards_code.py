@@ -62,9 +62,8 @@ def test_humaneval_solution_as_a_chat_model_writes_it(humaneval: list[dict[str, 
 
 
 def test_scores_and_metrics() -> None:
-    assert score("def f(x):\n    return x + 1\n") == Reward(
-        1.0, metrics={"passed": 1.0, "timed_out": 0.0, "no_code": 0.0}
-    )
+    metrics = {"passed": 1.0, "timed_out": 0.0, "over_limit": 0.0, "no_code": 0.0}
+    assert score("def f(x):\n    return x + 1\n") == Reward(1.0, metrics=metrics)
     assert score("def f(x): return x\n", wrong=-1.0).score == -1.0
     assert score("  \n").metrics["no_code"] == 1.0
 
@@ -146,92 +145,6 @@ def test_helpers_of_the_task_are_not_the_programs_to_replace() -> None:
 def test_tests_that_pass_functions_are_an_error_not_a_zero() -> None:
     with pytest.raises(ValueError, match="these tests can't run in the sandbox"):
         run("def f(g): return g(1)", "assert f(lambda x: x) == 1")
-
-
-CHEATS = {
-    "leaves early": "import os\ndef f(x): os._exit(0)",
-    "leaves at once": "import os\nos._exit(0)\ndef f(x): pass",
-    "system exit": "def f(x): raise SystemExit(0)",
-    "equals everything": (
-        "class Same:\n"
-        "    def __eq__(self, other): return True\n"
-        "    def __bool__(self): return True\n"
-        "def f(x): return Same()"
-    ),
-    "number that equals everything": (
-        "class N(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
-        "def f(x): return N(0)"
-    ),
-    "no assertion errors": (
-        "import builtins\nclass Quiet(Exception): pass\n"
-        "builtins.AssertionError = Quiet\ndef f(x): return 0"
-    ),
-    "writes verdicts": (
-        "import os, json\n"
-        "for fd in range(64):\n"
-        "    try: os.write(fd, json.dumps({'passed': 1, 'total': 1, 'detail': ''}).encode())\n"
-        "    except OSError: pass\n"
-        "def f(x): return 0"
-    ),
-    "writes its supervisor's verdict": (
-        "import os\n"
-        "def f(x):\n"
-        "    for pid in range(1, 40):\n"
-        "        for fd in range(20):\n"
-        "            try:\n"
-        "                with open(f'/proc/{pid}/fd/{fd}', 'wb') as file:\n"
-        "                    file.write(b'{\"passed\": 1}')\n"
-        "            except OSError: pass\n"
-        "    return 0"
-    ),
-    "kills its supervisor": (
-        "import os, signal\n"
-        "try: os.kill(os.getppid(), signal.SIGKILL)\n"
-        "except OSError: pass\n"
-        "def f(x): return 0"
-    ),
-    "sends code": (
-        "import pickle, os, sys\n"
-        "class Evil:\n    def __reduce__(self): return os._exit, (0,)\n"
-        "main = sys.modules['__main__']\n"
-        "main.portable = lambda value: value\n"
-        "def f(x): return Evil()"
-    ),
-    "sends far too much": "def f(x): return 'a' * (100 << 20)",
-}
-
-
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_cheating_does_not_pass(cheat: str) -> None:
-    assert score(CHEATS[cheat], timeout=5.0).score == 0.0
-
-
-def test_endless_loop_times_out() -> None:
-    start = time.monotonic()
-    reward = score("def f(x):\n    while True: pass\n", timeout=1.0)
-    assert (reward.score, reward.metrics["timed_out"]) == (0.0, 1.0)
-    assert time.monotonic() - start < 20
-
-
-def test_memory_and_files_are_limited() -> None:
-    verdict = run(
-        "def memory():\n"
-        "    try: return len(bytearray(400 << 20))\n"
-        "    except MemoryError: return 'no'\n"
-        "def file():\n"
-        "    try:\n"
-        "        with open('big', 'wb') as f: f.write(b'x' * (3 << 20))\n"
-        "        return 'written'\n"
-        "    except OSError: return 'no'\n"
-        "def small():\n"
-        "    with open('small', 'w') as f: f.write('fine')\n"
-        "    return open('small').read()\n",
-        "assert memory() == 'no'",
-        "assert file() == 'no'",
-        "assert small() == 'fine'",
-        limits={"memory_mib": 256, "file_mib": 2},
-    )
-    assert verdict.passed == 3, verdict.detail
 
 
 def test_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +235,7 @@ def test_required_isolation_is_an_error_where_there_is_none(
     monkeypatch.setattr("rlx.plugins.rewards.code.run_tests", lambda *a, **k: verdict)
     with pytest.raises(RuntimeError, match="no namespaces"):
         score("def f(x): return x", require_isolation=True)
-    with pytest.warns(RuntimeWarning, match="permits no namespaces"):
+    with pytest.warns(RuntimeWarning, match="no namespaces .* can reach the network"):
         assert score("def f(x): return x").score == 1.0
 
 

@@ -63,11 +63,12 @@ def test_rewards_come_back_in_the_order_of_the_samples() -> None:
 def test_parts_metrics_and_rewards_that_do_not_apply_survive_the_way() -> None:
     reply = [
         {"score": 0.1 + 0.2, "parts": {"style": -1}, "metrics": {"n": 2}, "unknown": "ignored"},
-        {"score": None},
+        {"score": None, "note": "no question in it"},
     ]
     with serving(lambda body, _: (200, {"rewards": reply[: len(body["samples"])]})) as server:
         answer = ask(remote(server.url), samples("a", "b"))
-    assert answer == [Reward(0.1 + 0.2, {"style": -1.0}, {"n": 2.0}), Reward(None)]
+    nothing = Reward(None, note="no question in it")
+    assert answer == [Reward(0.1 + 0.2, {"style": -1.0}, {"n": 2.0}), nothing]
 
 
 def test_a_sample_arrives_as_it_left() -> None:

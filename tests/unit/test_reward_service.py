@@ -36,6 +36,9 @@ def waits(sample):
 def none(sample):
     return None
 
+def says(sample):
+    return rlx.Reward(None, note="nothing to say about " + sample.response)
+
 def breaks(sample):
     raise RuntimeError("broken today")
 
@@ -120,6 +123,15 @@ def test_several_rewards_are_summed_and_become_parts(functions: Path) -> None:
 def test_a_reward_that_applies_to_nothing_has_no_score(functions: Path) -> None:
     it = service(functions, "none")
     assert run(it, lambda: it.score(samples("a"))) == [{"score": None, "parts": {}, "metrics": {}}]
+
+
+def test_notes_are_passed_on_under_the_names_of_their_rewards(functions: Path) -> None:
+    it = service(functions, "says")
+    (answer,) = run(it, lambda: it.score(samples("a")))
+    assert answer["note"] == "nothing to say about a"
+    it = service(functions, "length", "says")
+    (answer,) = run(it, lambda: it.score(samples("ab")))
+    assert (answer["score"], answer["note"]) == (2.0, "says: nothing to say about ab")
 
 
 def test_one_failing_reward_fails_the_sample_and_says_why(functions: Path) -> None:

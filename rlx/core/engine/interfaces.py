@@ -158,4 +158,5 @@ class RewardReply:
     """None: the component failed; `error` says how."""
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
     error: str | None = None

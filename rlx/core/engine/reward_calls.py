@@ -103,7 +103,9 @@ class RewardCall:
             if error is value:  # one sample of several that the component could not score
                 return self._failed([sample], f"failed: {excerpt(str(error))}", sample, error)[0]
             return self._failed([sample], f"returned no valid reward: {error}", sample)[0]
-        return RewardReply(score=reward.score, parts=reward.parts, metrics=reward.metrics)
+        return RewardReply(
+            score=reward.score, parts=reward.parts, metrics=reward.metrics, note=reward.note
+        )
 
     def _checked_list(self, value: Any, samples: Sequence[RewardInputs]) -> list[RewardReply]:
         values = value.tolist() if callable(getattr(value, "tolist", None)) else value

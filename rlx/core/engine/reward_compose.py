@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlx.core.config import RewardPolicy, short_names
@@ -23,6 +23,8 @@ class Composed:
     parts: Mapping[str, float]
     """Score by part name, before weights; rewards that don't apply are missing."""
     metrics: Mapping[str, float]
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """By part name, of the rewards that left one."""
     errors: tuple[str, ...] = ()
     """One text for each reward that failed; `parts` has the policy's default in its place."""
 
@@ -59,7 +61,12 @@ class RewardComposer:
         # Normalised rewards are clipped after that, batch by batch.
         if (clip := self._policy.clip) is not None and self._policy.normalize == "none":
             reward = max(-clip, min(clip, reward))
-        return Composed(reward=reward, parts=parts, metrics=metrics, errors=tuple(errors))
+        notes = {
+            name: reply.note for name, reply in zip(self.names, replies, strict=True) if reply.note
+        }
+        return Composed(
+            reward=reward, parts=parts, metrics=metrics, notes=notes, errors=tuple(errors)
+        )
 
 
 def part_names(names: Sequence[str]) -> list[str]:

@@ -182,12 +182,16 @@ class RewardService:
         total = sum(weights[name] * score for name, score in scores.items()) if scores else None
         if len(replies) == 1:
             (reply,) = replies
-            return {"score": total, "parts": dict(reply.parts), "metrics": dict(reply.metrics)}
+            numbers = {"parts": dict(reply.parts), "metrics": dict(reply.metrics)}
+            return {"score": total, **numbers, **({"note": reply.note} if reply.note else {})}
         parts, metrics = dict(scores), dict[str, float]()
         for name, reply in zip(self.names, replies, strict=True):
             parts.update({f"{name}/{key}": value for key, value in reply.parts.items()})
             metrics.update({f"{name}/{key}": value for key, value in reply.metrics.items()})
-        return {"score": total, "parts": parts, "metrics": metrics}
+        notes = zip(self.names, replies, strict=True)
+        note = "\n".join(f"{name}: {reply.note}" for name, reply in notes if reply.note)
+        numbers = {"parts": parts, "metrics": metrics}
+        return {"score": total, **numbers, **({"note": note} if note else {})}
 
     def _keep(self, key: str, answer: _Answer) -> None:
         self._answers[key] = answer

@@ -251,5 +251,6 @@ def _rewarded(rollout: Rollout, composed: Composed) -> Rollout:
         rollout,
         reward=composed.reward,
         parts=composed.parts,
+        notes=composed.notes,
         metrics={**rollout.metrics, **composed.metrics},
     )

@@ -22,7 +22,6 @@ _LAST = re.compile(
     r"(?:\s*/\s*[0-9]+(?![0-9.,]*[0-9]))?(?:\s*\\?%)?"
 )
 _INLINE = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_MOST_DIGITS = 1000
 _MOST_DIGITS = 300
 """Python converts no more than 4300, and takes quadratic time for it."""
 _BOXES = ("\\boxed", "\\fbox")

@@ -42,7 +42,7 @@ def code(
     site_packages: bool = False,
     require_isolation: bool = False,
 ) -> Reward:
-    """`correct` when the program passes its tests, else `wrong`.
+    """`correct` when the program passes its tests, else `wrong`; the note says why.
 
     The program is the last fenced Python block of the response, else all of it; when it doesn't
     define the entry point itself, it continues the prelude.
@@ -56,8 +56,8 @@ def code(
         wrong: score when none does, or, without `partial`, not all.
         partial: score by the share of tests that pass.
         timeout: seconds for all tests of one program.
-        memory_mib: address space of the program.
-        file_mib: size of a file that it writes.
+        memory_mib: address space of each of its processes, memory of all of them together.
+        file_mib: size of a file that it writes; all together may have four times that.
         processes: threads and processes that it may start.
         site_packages: it may import installed packages, not only the standard library.
         require_isolation: an error where the system doesn't permit to take network and files away.
@@ -70,7 +70,8 @@ def code(
     before = before if isinstance(before, str) else ""
     program = program_of(sample.response, name, before)
     if not program.strip():
-        return Reward(wrong, metrics={"passed": 0.0, "timed_out": 0.0, "no_code": 1.0})
+        none = {"passed": 0.0, "timed_out": 0.0, "over_limit": 0.0, "no_code": 1.0}
+        return Reward(wrong, metrics=none, note="there is no program in the response")
     verdict = run_tests(
         program,
         rows,
@@ -83,13 +84,14 @@ def code(
         check=kind == "code" and bool(name) and "def check(" in rows[0],
         site_packages=site_packages,
     )
-    if require_isolation and not (verdict.isolated and verdict.confined):
+    if not (verdict.isolated and verdict.confined):
         what = "namespaces (network)" if not verdict.isolated else "Landlock (files)"
-        raise RuntimeError(f"this system has no {what} to keep programs in, and it is required")
-    if not verdict.isolated:
+        if require_isolation:
+            raise RuntimeError(f"this system has no {what} to keep programs in, and it is required")
+        within = "the network and this user's processes" if not verdict.isolated else "files"
         warnings.warn(
-            "this system permits no namespaces: programs that the reward 'code' runs can reach "
-            "the network and this user's processes",
+            f"this system has no {what} to keep programs in: those that the reward 'code' runs "
+            f"can reach {within}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -97,7 +99,13 @@ def code(
     score = share if partial else float(verdict.passed == verdict.total)
     return Reward(
         wrong + (correct - wrong) * score,
-        metrics={"passed": share, "timed_out": float(verdict.timed_out), "no_code": 0.0},
+        metrics={
+            "passed": share,
+            "timed_out": float(verdict.timed_out),
+            "over_limit": float(verdict.stopped in ("memory", "processes", "files")),
+            "no_code": 0.0,
+        },
+        note=verdict.detail,
     )
 
 

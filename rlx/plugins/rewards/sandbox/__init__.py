@@ -4,9 +4,10 @@ The program is a process that the supervisor (`supervisor.py`) starts and asks f
 keeps it in, each where the system permits it:
 
     limits        CPU time, address space, size of files, descriptors, processes     always
+    watching      the same of all its processes together, from outside (`watch.py`)  always
     namespaces    no network; the kernel ends all its processes with the supervisor  `isolated`
     Landlock      only its own folder, Python and the system's libraries exist       `confined`
-    user          root's programs run as `nobody`, where that can start Python       `confined`
+    user          root's programs run as another user, without capabilities          always
     environment   none of rlx's variables                                            always
 
 It is a fence for what a policy comes up with, not for an adversary with time.
@@ -45,9 +46,9 @@ class Limits:
     timeout: float = 10.0
     """Seconds for all tests of one program."""
     memory_mib: int = 512
-    """Address space."""
+    """Address space of a process, memory of all of them together."""
     file_mib: int = 16
-    """Size of a file that it writes."""
+    """Size of a file that it writes; all its files together may have four times that."""
     processes: int = 16
     """Threads and processes beside the first."""
 
@@ -60,11 +61,16 @@ class Verdict:
     total: int
     detail: str
     """Why tests failed, for people."""
-    timed_out: bool = False
+    stopped: str = ""
+    """The limit that the program was ended at: `time`, `memory`, `processes` or `files`."""
     isolated: bool = True
     """The program had no network, and no process of it is left."""
     confined: bool = True
     """It could not read or write the user's files."""
+
+    @property
+    def timed_out(self) -> bool:
+        return self.stopped == "time"
 
 
 def run_tests(
@@ -111,13 +117,11 @@ def run_tests(
         "processes": limits.processes,
     }
     try:
-        if drops_user():
-            os.chown(folder, _NOBODY, _NOBODY)
         answer = _supervise(request, limits.timeout + _STARTUP)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if answer is None:
-        return Verdict(passed=0, total=len(tests), detail="time-out", timed_out=True)
+        return Verdict(passed=0, total=len(tests), detail="time-out", stopped="time")
     if answer.get("nonce") != nonce:  # tests are the data set's, but the verdict isn't theirs
         raise RuntimeError("the sandbox gave no verdict of its own")
     if "crashed" in answer:
@@ -129,7 +133,7 @@ def run_tests(
         passed=int(answer.get("passed", 0)),
         total=len(tests),
         detail="time-out" if timed_out else str(answer["detail"]),
-        timed_out=timed_out,
+        stopped="time" if timed_out else str(answer.get("stopped", "")),
         isolated=bool(answer["isolated"]),
         confined=bool(answer.get("confined")),
     )
@@ -137,7 +141,7 @@ def run_tests(
 
 @cache
 def drops_user() -> bool:
-    """Whether programs can run as `nobody`: rlx is root, and `nobody` can start this Python."""
+    """Whether the tests can run as another user: rlx is root, and others can start this Python."""
     if os.geteuid() != 0:
         return False
     with contextlib.suppress(OSError, subprocess.SubprocessError):

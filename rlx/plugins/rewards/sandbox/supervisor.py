@@ -1,7 +1,7 @@
 """The trusted side of the sandbox: isolates itself, starts the program, runs the tests on it.
 
 Runs in an interpreter of its own (a request as JSON on standard input), so it imports the standard
-library and its neighbour only. The program lives in another process that holds no descriptor of the
+library and its neighbours only. The program lives in another process that has no descriptor of the
 verdict and can't trace this one. Tests run here and see only data that the program sent, so that
 neither `os._exit(0)`, a replaced `assert` nor an object that equals everything passes one.
 """
@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import io
 import json
-import math
 import os
 import pickle
 import resource
@@ -21,20 +20,23 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-import landlock  # the neighbouring file: its folder is on this interpreter's path
+import landlock  # the neighbouring files: their folder is on this interpreter's path
+import user
+import watch
+from start import bounds, spawn
 
 Request: TypeAlias = dict[str, Any]
 CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
 CLONE_NEWNET, CLONE_NEWIPC = 0x40000000, 0x08000000
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
-NOBODY = 65534
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 MESSAGE = 64 << 20
 """Bytes of the largest message that the program may send."""
 OUTPUT = 4 << 20
 """Bytes of standard output that are read from a program."""
+JUDGE_MIB = 1024
+"""Address space for the tests and for what the program sends them, at least."""
 DATA = {
     "builtins": {"complex", "set", "frozenset", "bytearray", "range"},
     "collections": {"deque"},
@@ -69,26 +71,51 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    request["user"] = user.own_user()
     isolated, dropped = isolate(request)
+    watch.adopt_orphans()
+    judged, result_end = os.pipe()
     child = os.fork()  # the first child after `isolate` is process 1 of the new PID namespace:
-    if child:  # when it ends, the kernel ends whatever the program left running
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):  # by the program, where nothing isolates it
-            report(request, verdict, {"passed": 0, "detail": "killed", "isolated": isolated})
-        os._exit(0)
+    if not child:  # when it ends, the kernel ends whatever the program left running
+        os.close(judged)
+        os.close(verdict)
+        judge_and_tell(request, result_end)
+    os.close(result_end)
+    breach = watch.watch(child, judged, request["folder"], bounds(request))
+    if breach:
+        result = {"passed": 0, "stopped": breach.limit, "detail": f"ended: {breach.detail}"}
+    else:
+        text = read_all(judged)
+        # Nothing: killed by the program, where no namespace keeps it from that.
+        result = json.loads(text or '{"passed": 0, "detail": "the program killed its supervisor"}')
+    watch.end_descendants()
+    confined = dropped or landlock.version() > 0
+    told = {**result, "isolated": isolated, "confined": confined, "nonce": request["nonce"]}
+    os.write(verdict, json.dumps(told).encode())
+    os._exit(0)
+
+
+def judge_and_tell(request: Request, result_end: int) -> NoReturn:
+    """Run the tests and write what they said to a pipe."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # neither ptrace nor /proc/…/fd of this process
+    watch.adopt_orphans()
+    # What the program sends is unpacked here, and may be made to unpack to anything.
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (max(request["memory_mib"], JUDGE_MIB) << 20, hard))
     try:
         result = judge(request)
     except BaseException:
         result = {"crashed": traceback.format_exc()}
-    confined = dropped or landlock.version() > 0
-    report(request, verdict, {**result, "isolated": isolated, "confined": confined})
+    os.write(result_end, json.dumps(result).encode())
     os._exit(0)
 
 
-def report(request: Request, verdict: int, result: dict[str, Any]) -> None:
-    os.write(verdict, json.dumps({**result, "nonce": request["nonce"]}).encode())
+def read_all(fd: int) -> bytes:
+    data = b""
+    while piece := os.read(fd, 1 << 16):
+        data += piece
+    return data
 
 
 def isolate(request: Request) -> tuple[bool, bool]:
@@ -100,56 +127,8 @@ def isolate(request: Request) -> tuple[bool, bool]:
     root = os.geteuid() == 0
     done = root and libc.unshare(flags) == 0
     if dropped := root and bool(request["drop_user"]):
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        user.drop(request["user"], request["folder"])
     return done or libc.unshare(flags | CLONE_NEWUSER) == 0, dropped
-
-
-def limits(request: Request) -> dict[int, int]:
-    """Resource limits of the program."""
-    return {
-        resource.RLIMIT_CPU: math.ceil(request["timeout"]) + 1,
-        resource.RLIMIT_AS: request["memory_mib"] << 20,
-        resource.RLIMIT_FSIZE: request["file_mib"] << 20,
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 0,
-        # Counted per user, so what the user runs already is on top. Root itself is never bound.
-        resource.RLIMIT_NPROC: own_tasks() + request["processes"],
-    }
-
-
-def own_tasks() -> int:
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if process.stat().st_uid == os.getuid():
-                count += sum(1 for _ in (process / "task").iterdir())
-    return count
-
-
-def spawn(request: Request, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
-    bounds = limits(request)
-
-    def confine() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        for what, most in bounds.items():
-            _, hard = resource.getrlimit(what)
-            bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(what, (bound, bound))
-        writable = [request["folder"], os.devnull]
-        if not landlock.confine(request["readable"], writable) and landlock.version():
-            raise OSError("Landlock refused")
-
-    environment = {"PATH": "/usr/bin:/bin", "HOME": request["folder"], "LANG": "C.UTF-8"}
-    return subprocess.Popen(
-        [sys.executable, *request["flags"], *command],
-        cwd=request["folder"],
-        env={**environment, "TMPDIR": request["folder"], "PYTHONDONTWRITEBYTECODE": "1"},
-        preexec_fn=confine,
-        **streams,
-    )
 
 
 def judge(request: Request) -> dict[str, Any]:
@@ -159,15 +138,15 @@ def judge(request: Request) -> dict[str, Any]:
         raise TimeUp
 
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, request["timeout"])
+    # Again and again: a test's bare `except:` catches it too.
+    signal.setitimer(signal.ITIMER_REAL, request["timeout"], 0.2)
     try:
         return run_io(request) if request["kind"] == "io" else run_code(request)
     except UnsupportedError as error:
         return {"unsupported": str(error)}
     except TimeUp:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         return {"timed_out": True}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def run_io(request: Request) -> dict[str, Any]:
@@ -192,8 +171,17 @@ def run_io(request: Request) -> dict[str, Any]:
         good = code == 0 and lines(output) == lines(test["output"])
         passed += good
         if not good:
-            details.append(f"exit code {code}, printed {output[:200]!r}")
+            details.append(f"{fate(code)}, printed {output[:200]!r}")
     return {"passed": passed, "total": len(request["tests"]), "detail": "; ".join(details[:3])}
+
+
+def fate(code: int) -> str:
+    """What an exit code of `subprocess` means."""
+    if code >= 0:
+        return f"with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
 
 
 def lines(text: str) -> list[str]:
@@ -222,17 +210,25 @@ def run_code(request: Request) -> dict[str, Any]:
             if request["check"]:
                 scope["check"](scope[entry] if entry in names else Remote(program, entry))
             if program.dead:
-                raise DiedError("the program ended early")
+                raise DiedError(program.epitaph(EOFError()))
             passed += 1
         except (UnsupportedError, TimeUp):
             raise
         except BaseException as error:  # a test may well end in sys.exit()
-            details.append(describe(error))
+            details.append(describe(error, test))
     return {"passed": passed, "total": total, "detail": "; ".join(details[:3])}
 
 
-def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:300]}"
+def describe(error: BaseException, test: str = "") -> str:
+    """The error, and the line of the test that it came from."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<test>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    place = f" in `{test.splitlines()[line - 1].strip()[:200]}`" if line else ""
+    message = f": {str(error)[:300]}" if str(error) else ""
+    return f"{type(error).__name__}{place}{message}"
 
 
 def exception(name: str, message: str) -> Exception:
@@ -250,7 +246,7 @@ class Program:
     def __init__(self, request: Request) -> None:
         their_end, self.sink = os.pipe()
         self.source, their_sink = os.pipe()
-        spawn(
+        self.process = spawn(
             request,
             ["-c", request["runner"], str(their_end), str(their_sink)],
             stdin=subprocess.DEVNULL,
@@ -272,14 +268,20 @@ class Program:
             kind = reply[0]
         except Exception as error:
             self.dead = True
-            raise DiedError(
-                f"the program ended or sent no data ({type(error).__name__})"
-            ) from error
+            raise DiedError(self.epitaph(error)) from error
         if kind == "unsupported":
             raise UnsupportedError(f"a test passes what the program can't read: {reply[1]}")
         if kind == "raised":
             raise exception(reply[1], reply[2])
         return reply
+
+    def epitaph(self, error: Exception) -> str:
+        """How the program ended, for people."""
+        if not isinstance(error, (EOFError, OSError)):
+            return f"the program sent no data ({type(error).__name__})"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"the program ended early, {fate(self.process.wait(1))}"
+        return "the program closed its connection"
 
     def send(self, data: bytes) -> None:
         data = struct.pack("<Q", len(data)) + data
