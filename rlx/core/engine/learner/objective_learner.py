@@ -18,7 +18,14 @@ from rlx.core.engine.learner.model import Loaded, load_policy
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
 from rlx.core.engine.learner.scored_model import load_scores
-from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training, peak_gib
+from rlx.core.engine.learner.training import (
+    Answers,
+    MicroObjective,
+    Seat,
+    Trained,
+    Training,
+    peak_gib,
+)
 from rlx.core.engine.learner.weights_file import export_model
 from rlx.core.objective import Denominators, MetricSums, Objective
 from rlx.core.offline.inputs import ObjectiveInputs
@@ -102,7 +109,9 @@ class ObjectiveLearner:
         """
         baseline = self._baseline(others)
         objective = functools.partial(self._micro_objective, step=step, baseline=baseline)
-        trained = self._training.update([batch], self._forward, objective)
+        return self._result(self._training.update([batch], self._forward, objective))
+
+    def _result(self, trained: Trained | None) -> UpdateResult | None:
         if trained is None:
             return None
         skipped = {"train/skipped_updates": float(trained.skipped)}
