@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -103,6 +104,11 @@ class Episode:
     def sampling(self) -> Sampling:
         """The run's; at temperature 0 (a greedy evaluation) the rest of it does not matter."""
         return self._sampling
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's, as transformers has it."""
+        return self._tokenizer
 
     @property
     def ended(self) -> FinishReason | None:
@@ -209,6 +215,15 @@ class Episode:
     def end(self, reason: FinishReason) -> None:
         """No engine call from now on: `generate` raises EpisodeEnded."""
         self._ended = reason
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The agent waits for what episodes share: that doesn't count as its own time."""
+        self.agent_since = None
+        try:
+            yield
+        finally:
+            self.agent_since = None if self._running else time.monotonic()
 
     def reward(self, value: float) -> None:
         """Add to the reward of the last turn; raises ComponentError before the first."""
@@ -345,7 +360,7 @@ class Episode:
             generation = cut_at_stop(generation, stop, self._tokenizer)
         tokens, text = segment.act(generation, self._tokenizer)
         self._last = segment.turns[-1] if tokens else self._last
-        shown = before_stop(text, stop)
+        shown, word = before_stop(text, stop)
         message = {"role": "assistant", "content": shown} if show is None else show(shown)
         segment.talk.act(text, message)
         if generation.finish_reason == "length" and budget < sampling.max_new_tokens:
@@ -359,6 +374,7 @@ class Episode:
             logprobs=[float(value) for value in generation.logprobs],
             message=message,
             prompt_length=prompt_length,
+            stop=word,
         )
 
     def _with_observations(self, segment: Segment) -> Segment:
