@@ -45,10 +45,13 @@ def cut_at_stop(generation: Generation, stop: Sequence[str], tokenizer: Any) -> 
     )
 
 
-def before_stop(text: str, stop: Sequence[str]) -> str:
-    """The text up to its first stop string."""
-    places = [at for word in stop if (at := text.find(word)) >= 0]
-    return text[: min(places)] if places else text
+def before_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
+    """The text up to its first stop string, and which one that is."""
+    places = [(at, word) for word in stop if (at := text.find(word)) >= 0]
+    if not places:
+        return text, None
+    at, word = min(places)
+    return text[:at], word
 
 
 def _first(versions: Sequence[tuple[int, int]], count: int) -> Sequence[tuple[int, int]]:

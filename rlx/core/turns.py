@@ -56,6 +56,8 @@ class Reply:
     """The answer as it stands in the conversation."""
     prompt_length: int = 0
     """Tokens that the engine was given."""
+    stop: str | None = None
+    """The stop string that the text ended with, which it no longer has."""
 
 
 class EpisodeEnded(Exception):  # noqa: N818 - control flow, as StopIteration

@@ -52,7 +52,11 @@ _REWARD_CLASSES: Final = {"model": "Model", "judge": "Judge", "remote": "Remote"
 _REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
 _OBJECTIVES: Final = ("sft", "rm", "prm", "dpo", "ipo", "simpo", "orpo", "kto")
 _AGENTS: Final = ("single_turn", "retry")
-_AGENT_CLASSES: Final = {"python_repl": "PythonRepl", "tool_calling": "ToolCalling"}
+_AGENT_CLASSES: Final = {
+    "python_repl": "PythonRepl",
+    "tool_calling": "ToolCalling",
+    "openai": "OpenAIAgent",
+}
 _SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
 _TRACKERS: Final = {"jsonl": "Jsonl", "console": "Console", "tensorboard": "TensorBoard"}
 

@@ -17,8 +17,13 @@ PARAMS: dict[tuple[str, str], dict[str, Any]] = {
     ("rewards", "overlong"): {"max_length": 8, "buffer": 4},
 }
 """Values for parameters without a default."""
-ELSEWHERE = {("rewards", "remote"), ("rewards", "judge"), ("rewards", "model")}
-"""They need a server or a model's folder: `tests/plugins` checks them with one."""
+ELSEWHERE = {
+    ("rewards", "remote"),
+    ("rewards", "judge"),
+    ("rewards", "model"),
+    ("agents", "openai"),
+}
+"""They need a server, a model's folder or a program: `tests/plugins` checks them with one."""
 
 
 def builtins() -> list[tuple[str, str]]:

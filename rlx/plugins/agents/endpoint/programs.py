@@ -1,0 +1,162 @@
+"""The program that acts as the agent: a Python function, or a command that is run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import os
+import shlex
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlx.core.errors import ComponentError, UsageError, did_you_mean
+from rlx.core.importing import import_target
+from rlx.core.rewards import excerpt
+from rlx.core.threads import DaemonThreads
+
+_threads = DaemonThreads("rlx-program")
+_GRACE = 2.0
+"""Seconds that a command has to end after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a program is given for one episode. A function takes those that it names."""
+
+    task: Mapping[str, Any]
+    """The task's columns, with `id`, `prompt` (text, or chat messages) and `label`."""
+    base_url: str
+    """Of the OpenAI API, `http://127.0.0.1:PORT/v1`."""
+    api_key: str
+    """Good for this episode only."""
+    model: str
+    seed: int
+    """Of the episode, for programs that draw random numbers."""
+
+
+_GIVEN = tuple(field for field in Call.__dataclass_fields__)
+
+
+class Program(Protocol):
+    """Solves one task through the endpoint; returns what it has to say of the outcome."""
+
+    async def __call__(self, call: Call) -> Any: ...
+
+
+class FunctionProgram:
+    """`solve(task, base_url, api_key)`, or any of the fields of `Call`; sync or async.
+
+    A function that is no coroutine runs in a thread of its own.
+    """
+
+    def __init__(self, reference: str) -> None:
+        label = f"the agent's program {reference!r}"
+        if ":" not in reference:
+            raise UsageError(
+                f"{label} is no reference", where="agent.program", fix="file.py:function"
+            )
+        self._function: Callable[..., Any] = import_target(
+            reference, label=label, where="agent.program"
+        )
+        if not callable(self._function):
+            raise UsageError(f"{label} is no function", where="agent.program")
+        self._names = _named(self._function, label)
+
+    async def __call__(self, call: Call) -> Any:
+        given = {name: getattr(call, name) for name in self._names}
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(**given)
+        result = await _threads.run(lambda: self._function(**given), timeout=math.inf)
+        return await result if inspect.isawaitable(result) else result
+
+
+class CommandProgram:
+    """A command, run once for each episode, that finds the endpoint in its environment.
+
+    `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY` are what the
+    clients of both look for; the task comes as JSON on the standard input (`Call`'s other fields
+    in `RLX_MODEL` and `RLX_SEED`). The last line of its output, if it is JSON, is the result.
+    """
+
+    def __init__(self, command: str) -> None:
+        try:
+            self._words = shlex.split(command)
+        except ValueError as error:
+            raise UsageError(f"{command!r}: {error}", where="agent.command") from None
+        if not self._words:
+            raise UsageError("the command is empty", where="agent.command")
+
+    async def __call__(self, call: Call) -> Any:
+        process = await asyncio.create_subprocess_exec(
+            *self._words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **_environment(call)},
+            start_new_session=True,
+        )
+        task = json.dumps(dict(call.task), default=str).encode()
+        try:
+            output, errors = await process.communicate(task)
+        finally:
+            await _end(process)
+        if process.returncode:
+            last = excerpt(errors.decode(errors="replace").strip()[-2000:], 500)
+            raise ComponentError(
+                f"{shlex.join(self._words)} ended with exit code {process.returncode}: {last}"
+            )
+        return _result(output.decode(errors="replace"))
+
+
+def _named(function: Callable[..., Any], label: str) -> Sequence[str]:
+    """The fields of `Call` that a function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return _GIVEN
+    for parameter in parameters:
+        known = parameter.name in _GIVEN and parameter.kind is not parameter.POSITIONAL_ONLY
+        if not known and parameter.default is parameter.empty:
+            hint = did_you_mean(parameter.name, _GIVEN) or f"it is given: {', '.join(_GIVEN)}"
+            raise UsageError(
+                f"{label} has the parameter {parameter.name!r}", where="agent.program", fix=hint
+            )
+    return [parameter.name for parameter in parameters if parameter.name in _GIVEN]
+
+
+def _environment(call: Call) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": call.base_url,
+        "OPENAI_API_KEY": call.api_key,
+        "ANTHROPIC_BASE_URL": call.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": call.api_key,
+        "RLX_MODEL": call.model,
+        "RLX_SEED": str(call.seed),
+    }
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End the command and all that it started, whether it is done or was given up."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(process.wait()), _GRACE)
+            if number == signal.SIGTERM:
+                continue
+            return
+
+
+def _result(output: str) -> Any:
+    """The last line as JSON; None where it is none."""
+    lines = output.strip().splitlines()
+    if not lines:
+        return None
+    try:
+        return json.loads(lines[-1])
+    except ValueError:
+        return None

@@ -1,0 +1,222 @@
+"""The HTTP server of a run's sessions: one address, a token for each episode.
+
+It runs in the event loop of the episodes that it serves, so that a request is an engine call like
+any other. The token says which episode a request belongs to, and nothing else does: a program can
+reach the tokens of its own episode only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from rlx.core.episode import Episode, EpisodeEnded
+from rlx.core.errors import ComponentError
+from rlx.core.http_server import (
+    ListeningServer,
+    RefusedError,
+    as_json,
+    bearer_token,
+    read_body,
+    unauthorized,
+)
+from rlx.plugins.agents.endpoint import anthropic, chat, completions
+from rlx.plugins.agents.endpoint.requests import (
+    Asked,
+    OtherSampling,
+    UnsupportedError,
+    check_sampling,
+    parsed,
+)
+from rlx.plugins.agents.endpoint.texts import Texts
+
+log = logging.getLogger(__name__)
+
+_MAX_BODY = 64 * 2**20
+_GRACE = 1
+"""Seconds that requests under way have when the server ends."""
+
+A = TypeVar("A", bound=Asked)
+Handler = Callable[[A, Episode, Texts], Awaitable[dict[str, Any]]]
+
+
+class Endpoint:
+    """Serves the episodes that are open.
+
+    Args:
+        texts: the tokenizer and the format of tool calls.
+        model: what `/v1/models` calls the policy.
+        other_sampling: what is done about requests for another temperature than the run's.
+        host: where it listens; anything but a loopback address is reachable by other machines.
+        port: 0 for any.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        *,
+        model: str = "policy",
+        other_sampling: OtherSampling = "refuse",
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self._texts = texts
+        self._model = model
+        self._other_sampling: OtherSampling = other_sampling
+        self._address = (host, port)
+        self._episodes: dict[str, Episode] = {}
+        self._serving: asyncio.Task[None] | None = None
+        self.url = ""
+        """Without `/v1`; empty until it listens."""
+
+    async def start(self) -> None:
+        """Listen. Raises ComponentError where the address can't be had."""
+        host, port = self._address
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        server = _Server(
+            self._app(), host=host, port=port, grace=_GRACE, listening=listening.set_result
+        )
+        self._serving = asyncio.ensure_future(_serve(server))
+        either: set[asyncio.Future[Any]] = {self._serving, listening}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            raise ComponentError(f"the agent's endpoint can't listen on {host}:{port}")
+        self.url = listening.result()
+
+    async def stop(self) -> None:
+        """Close every connection."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait({self._serving})
+
+    @contextlib.contextmanager
+    def session(self, episode: Episode) -> Iterator[str]:
+        """Serve an episode; gives its token, which is worth nothing afterwards."""
+        token = f"rlx-{secrets.token_urlsafe(24)}"
+        self._episodes[token] = episode
+        try:
+            yield token
+        finally:
+            del self._episodes[token]
+
+    def _episode_of(self, request: Request) -> Episode:
+        token = request.headers.get("x-api-key") or bearer_token(request)
+        episode = self._episodes.get(token)
+        if episode is None:
+            raise unauthorized("no episode that is under way has this token")
+        return episode
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(title="rlx agent endpoint", docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_exception_handler(RefusedError, _refuse)
+
+        @app.post("/v1/chat/completions")
+        async def chat_completions(request: Request) -> Response:
+            asked, whole = await self._answer(request, chat.ChatAsked, chat.answer)
+            return _sent(asked, whole, chat.chunks(whole, with_usage=_with_usage(asked)))
+
+        @app.post("/v1/completions")
+        async def text_completions(request: Request) -> Response:
+            asked, whole = await self._answer(
+                request, completions.CompletionAsked, completions.complete
+            )
+            return _sent(asked, whole, completions.chunks(whole, with_usage=_with_usage(asked)))
+
+        @app.post("/v1/messages")
+        async def messages(request: Request) -> Response:
+            asked, whole = await self._answer(request, anthropic.MessagesAsked, anthropic.answer)
+            return _sent(asked, whole, anthropic.events(whole))
+
+        @app.get("/v1/models")
+        async def models(request: Request) -> dict[str, Any]:
+            self._episode_of(request)
+            return {"object": "list", "data": [_model(self._model)]}
+
+        @app.get("/v1/models/{name:path}")
+        async def model(request: Request, name: str) -> dict[str, Any]:
+            self._episode_of(request)
+            if name != self._model:
+                raise RefusedError(404, f"there is no model {name!r}, only {self._model!r}")
+            return _model(name)
+
+        return app
+
+    async def _answer(
+        self, request: Request, kind: type[A], handler: Handler[A]
+    ) -> tuple[A, dict[str, Any]]:
+        """The request, and the whole answer to it; raises RefusedError for all that goes wrong."""
+        episode = self._episode_of(request)
+        body = as_json(await read_body(request, _MAX_BODY, setting="not to be changed"))
+        asked = parsed(kind, body)
+        check_sampling(asked, episode, self._other_sampling)
+        try:
+            return asked, await handler(asked, episode, self._texts)
+        except EpisodeEnded as ended:
+            raise RefusedError(400, f"the episode has ended: {ended.reason}") from None
+        except ComponentError as error:
+            raise RefusedError(400, str(error)) from None
+        except Exception as error:
+            if error is not episode.engine_error:
+                raise
+            raise RefusedError(500, f"the engine failed: {error}") from None
+
+
+class _Server(ListeningServer):
+    """In a loop that is somebody else's, signals are somebody else's too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(server: _Server) -> None:
+    try:
+        await server.serve()
+    except SystemExit:  # uvicorn's way to say that the address is taken
+        log.exception("the agent's endpoint could not start")
+    except asyncio.CancelledError:
+        server.force_exit = True
+        await server.shutdown()
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    """The error in the format of the API that was asked; clients shall not try again."""
+    assert isinstance(error, RefusedError)
+    kind = {401: "authentication_error", 404: "not_found_error", 500: "api_error"}.get(
+        error.status, "invalid_request_error"
+    )
+    detail: dict[str, Any] = {"type": kind, "message": str(error)}
+    whole: Mapping[str, Any]
+    if request.url.path == "/v1/messages":
+        whole = {"type": "error", "error": detail}
+    else:
+        field = error.field if isinstance(error, UnsupportedError) else None
+        whole = {"error": {**detail, "param": field, "code": None}}
+    return JSONResponse(whole, error.status, {**error.headers, "x-should-retry": "false"})
+
+
+def _sent(asked: Asked, whole: Mapping[str, Any], events: Iterator[str]) -> Response:
+    if not asked.stream:
+        return JSONResponse(whole)
+
+    async def stream() -> AsyncIterator[str]:
+        for event in events:
+            yield event
+
+    return StreamingResponse(stream(), media_type="text/event-stream")
+
+
+def _with_usage(asked: chat.ChatAsked | completions.CompletionAsked) -> bool:
+    return bool((asked.stream_options or {}).get("include_usage"))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rlx"}
