@@ -70,6 +70,7 @@ def cells(ref: ComponentRef) -> list[str]:
     text = inspect.getdoc(component) or ""
     tags = tags_of(component)
     needs = sorted(tags.requires) + [f"aggregation {tags.aggregation}"] * bool(tags.aggregation)
+    needs += ["one greedy rollout per task"] * bool(tags.extra.get("greedy"))
     fields = parameter_fields(parameters_model(component, label=ref.name))
     parameters = [
         f"`{name}`" if field.is_required() else f"`{name}={field.default}`"

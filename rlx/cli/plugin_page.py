@@ -97,8 +97,8 @@ def docstring_section(text: str, label: str) -> str | None:
 
 
 def docstring_summary(text: str) -> str:
-    """Return a docstring up to its first named section."""
-    end = re.search(r"^\w[\w ]*:(\s|$)", text, re.MULTILINE)
+    """Return a docstring up to its first named section, which stands after a blank line."""
+    end = re.search(r"\n\s*\n\w[\w ]*:(\s|$)", text)
     return (text[: end.start()] if end else text).strip()
 
 

@@ -356,6 +356,17 @@ def test_gspo_gradient_is_that_of_its_sequence_objective() -> None:
     assert torch.allclose(x.logprobs.grad, leaf.grad)
 
 
+def test_gspo_gives_all_tokens_of_a_rollout_the_same_ratio_in_float32() -> None:
+    """At the size of its clip, 3e-4, rounding a sum with a log-prob of −15 would show."""
+    old = torch.tensor([-15.3, -0.01, -3.7, -9.1], dtype=torch.float32)
+    new = old + torch.tensor([2e-4, 1e-4, 0.0, 3e-4], dtype=torch.float32)
+    x = loss_inputs(logprobs=new, old_logprobs=old, advantages=torch.ones(4), lengths=[4])
+    found = gspo(x)
+    assert found.dtype == torch.float32
+    assert found.unique().numel() == 1
+    assert -found[0].item() == pytest.approx((new - old).double().mean().exp().item(), abs=1e-7)
+
+
 def test_divergence_bound_spares_a_rare_token_that_the_ratio_clip_silences() -> None:
     rare = {"logprobs": [math.log(3e-4)], "old_logprobs": [math.log(1e-4)], "advantages": [1.0]}
     for loss, grows in ((ppo, False), (dppo_tv, True), (dppo_kl, True)):

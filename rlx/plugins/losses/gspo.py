@@ -28,6 +28,7 @@ def gspo(x: LossInputs, *, clip_low: NonNegative = 3e-4, clip_high: NonNegative 
     """
     log_ratio = bounded(x.sequence_mean(x.logprobs - x.old_logprobs)).detach()
     # Value: the sequence's ratio; gradient: that ratio times the token's own score.
-    ratio = (x.to_tokens(log_ratio) + x.logprobs - x.logprobs.detach()).exp()
+    # The difference first: it is exactly 0, where a sum with a log-prob would round the ratio.
+    ratio = (x.to_tokens(log_ratio) + (x.logprobs - x.logprobs.detach())).exp()
     A = x.advantages
     return -torch.minimum(ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A)
