@@ -22,7 +22,7 @@ from rlx.core.engine.learner.objective_learner import ObjectiveLearner
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
 from rlx.core.engine.learner.training import Answers, MicroObjective, Training
-from rlx.core.errors import EngineError, RlxError
+from rlx.core.errors import ComponentError, EngineError, RlxError
 from rlx.core.objective import Denominators, MetricSums, Objective
 from rlx.core.offline.inputs import ObjectiveInputs, ObjectiveOutputs
 from rlx.core.offline.rows import RowBatch
@@ -153,7 +153,15 @@ class _Passes:
             step=self._step,
             training=not self._prefix,
         )
-        found = objective_values(x, self._objective, "token")
+        try:
+            found = objective_values(x, self._objective, "token")
+        except RlxError:
+            raise
+        except Exception as error:
+            name = self._objective.name
+            raise ComponentError(
+                f"the objective '{name}' failed: {type(error).__name__}: {error}"
+            ) from error
         metrics = {
             name: metric if metric.ndim else metric.expand(x.token_count)
             for name, metric in found.metrics.items()

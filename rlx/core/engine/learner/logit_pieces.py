@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlx.core.engine.learner.model import PackedPolicy
 from rlx.core.errors import RlxError
+from rlx.core.ragged import at_least_float32
 
 Values: TypeAlias = tuple[Tensor, Mapping[str, Tensor]]
 PieceObjective: TypeAlias = Callable[[slice, Tensor, Tensor | None], Values]
@@ -27,7 +28,7 @@ PieceObjective: TypeAlias = Callable[[slice, Tensor, Tensor | None], Values]
 
 
 class LogitPieces(nn.Module):
-    """Values [n] float32 of an objective on the logits of a micro-batch's trained tokens."""
+    """Values [n] of an objective on the logits of a micro-batch's trained tokens."""
 
     def __init__(self, student: PackedPolicy) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class LogitPieces(nn.Module):
         places = _pieces(hidden.shape[0], chunks)
 
         def piece(number: int, own: Tensor, other: Tensor | None) -> Tensor:
-            logits = student.head(own).float()
+            logits = at_least_float32(student.head(own))
             if not logits.shape[0] or errors:
                 return logits.sum(-1) * 0.0
             theirs = None if teacher is None or other is None else _logits(teacher, other)
@@ -108,4 +109,4 @@ def _hidden(
 
 @torch.no_grad()
 def _logits(teacher: PackedPolicy, hidden: Tensor) -> Tensor:
-    return teacher.head(hidden).float()
+    return at_least_float32(teacher.head(hidden))
