@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from rlx.core.engine.learner.model import PackedPolicy
 from rlx.core.errors import RlxError
@@ -81,11 +81,12 @@ class LogitPieces(nn.Module):
         values = []
         for number, place in enumerate(places):
             arguments = (number, hidden[place], None if taught is None else taught[place])
-            values.append(
-                checkpoint(piece, *arguments, use_reentrant=False)
-                if recompute
-                else piece(*arguments)
-            )
+            if recompute:
+                # Stopping early is done by an exception inside of users' code, which may catch it.
+                with set_checkpoint_early_stop(False):
+                    values.append(checkpoint(piece, *arguments, use_reentrant=False))
+            else:
+                values.append(piece(*arguments))
             if len(metrics) == number:
                 metrics.append({})
         return (torch.cat(values),)
