@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rlx.core.data_globs import (
     source_of_pattern,
 )
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.hub import hub_or_cache
 from rlx.core.importing import import_target
 
 EMBEDDED = "rlx.embedded.task:load"
@@ -127,6 +129,12 @@ def read_rows(config: DataConfig) -> tuple[Rows, str]:
         rows, source = _from_hub(path, config), path.partition(":")[0].rsplit("/", 1)[-1]
     if len(rows) == 0:
         raise UsageError(f"data {path!r} has no rows", where="data.path")
+    if twice := [name for name, count in Counter(rows.columns).items() if count > 1]:
+        raise UsageError(
+            f"data {path!r} has two columns of the name {twice[0]!r}",
+            where="data.path",
+            fix="rename or delete one of them",
+        )
     if config.max_samples is not None and config.max_samples < len(rows):
         rows = _first(rows, config.max_samples)
     return rows, source
@@ -259,30 +267,50 @@ def _from_folder(folder: Path, config: DataConfig) -> Rows:
             where="data.path",
             fix="a file, a folder written by Dataset.save_to_disk, or a folder with data files",
         )
+    kinds = sorted({inner_name(file).suffix.lower() for file in files})
+    if len(kinds) > 1 and not set(kinds) <= {".json", ".jsonl"}:
+        # `datasets` would take the most frequent one, and say nothing of the rest
+        raise UsageError(
+            f"the folder {str(folder)!r} has data of several formats: {', '.join(kinds)}",
+            where="data.path",
+            fix=f"one of them by a pattern: {str(folder / '*')!r}".replace("*'", f"*{kinds[0]}'"),
+        )
     with tempfile.TemporaryDirectory(prefix="rlx-data-") as cache, _quiet_datasets() as datasets:
         # in memory, because the cache is gone when this returns
         load = {"split": config.split, "cache_dir": cache, "keep_in_memory": True}
-        dataset = _guarded(lambda: datasets.load_dataset(str(folder), **load), folder)
+        # resolved, because `.` has no name
+        dataset = _guarded(lambda: datasets.load_dataset(str(folder.resolve()), **load), folder)
         return _dataset_rows(dataset)
 
 
 def _from_hub(path: str, config: DataConfig) -> Rows:
     """`owner/name` or `owner/name:configuration`, in the hub's usual cache."""
     name, _, configuration = path.partition(":")
-    with _quiet_datasets() as datasets:
+    with _quiet_datasets() as datasets, hub_or_cache() as hub:
         dataset = _guarded(
-            lambda: datasets.load_dataset(name, configuration or None, split=config.split), path
+            lambda: datasets.load_dataset(name, configuration or None, split=config.split),
+            path,
+            what=None
+            if hub
+            else "it is no file or folder, the hub can't be reached (or "
+            "HF_HUB_OFFLINE is set), and its cache doesn't have it",
         )
     return _dataset_rows(dataset)
 
 
-def _guarded(load: Callable[[], Any], path: Path | str) -> Any:
-    """Run a `datasets` call; its errors become one sentence (the cause stays in the traceback)."""
+def _guarded(load: Callable[[], Any], path: Path | str, *, what: str | None = None) -> Any:
+    """Run a `datasets` call; its errors become one sentence (the cause stays in the traceback).
+
+    `what` is said in place of what `datasets` says.
+    """
     try:
         return load()
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if "split" in first.lower():
+        cause = error
+        while isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__
+        first = what or (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        if what is None and "split" in first.lower():
             raise UsageError(f"data {str(path)!r}: {first}", where="data.split") from error
         fix = None
         if isinstance(path, str):

@@ -207,6 +207,7 @@ def _read_csv(path: Path, text: frozenset[str], _split: str) -> Any:
 
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     bad: list[Any] = []
+    block = _BLOCK
 
     def note(row: Any) -> str:
         bad.append(row)
@@ -215,7 +216,7 @@ def _read_csv(path: Path, text: frozenset[str], _split: str) -> Any:
     def read(*, types: dict[str, Any], threads: bool) -> Any:
         return pc.read_csv(
             str(path),
-            read_options=pc.ReadOptions(use_threads=threads, block_size=_BLOCK),
+            read_options=pc.ReadOptions(use_threads=threads, block_size=block),
             parse_options=pc.ParseOptions(
                 delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
             ),
@@ -228,14 +229,21 @@ def _read_csv(path: Path, text: frozenset[str], _split: str) -> Any:
         )
 
     types = {name: pa.string() for name in text}
-    try:
-        table = read(types=types, threads=True)
-        if (schema := _dates_as_text(table.schema)) is not None:
-            dates = {f.name: f.type for f in schema if not table.schema.field(f.name).equals(f)}
-            table = read(types=types | dates, threads=True)
-        return table
-    except pa.ArrowInvalid as error:
-        message = str(error)
+    while True:
+        try:
+            table = read(types=types, threads=True)
+            if (schema := _dates_as_text(table.schema)) is None:
+                return table
+            types |= {
+                new.name: new.type
+                for new, old in zip(schema, table.schema, strict=True)
+                if not new.equals(old)
+            }
+        except pa.ArrowInvalid as error:
+            message = str(error)
+            if "straddl" not in message or block >= path.stat().st_size:
+                break
+            block *= 8
     bad.clear()
     try:  # one thread, because only then does the reader know the row's number
         read(types=types, threads=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.hub import hub_or_cache
 
 EMBEDDED = "embedded"
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
@@ -137,7 +138,8 @@ def _hub_config(name: str, where: str) -> Path:
     if isinstance(cached, str):
         return Path(cached)
     try:
-        return Path(hf_hub_download(name, "config.json"))
+        with hub_or_cache():
+            return Path(hf_hub_download(name, "config.json"))
     except GatedRepoError:
         what, fix = f"access to the model {name} must be granted", "`hf auth login`"
     except RepositoryNotFoundError:

@@ -320,7 +320,8 @@ def _check_any_fits(rows: Rows, prompts: Prompts, config: DataConfig, limit: int
 
 def _none_fits(rows: int, limit: int, shortest: int) -> UsageError:
     return UsageError(
-        f"all {rows} prompts are too long: the shortest has {shortest} tokens, {limit} fit",
+        f"{'the only prompt is' if rows == 1 else f'all {rows} prompts are'} too long: "
+        f"the shortest has {shortest} tokens or more, {limit} fit",
         where="data.max_prompt_tokens (or the model's context less rollout.max_new_tokens)",
         fix="a larger rollout.context_length, fewer max_new_tokens, or shorter prompts",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,14 @@ def test_a_line_longer_than_a_parsing_block_is_read(tmp_path: Path) -> None:
     assert [len(row["prompt"]) for row in rows_of(path)] == [1, 17 << 20, 1]
 
 
+def test_a_long_line_of_csv_is_read_too(tmp_path: Path) -> None:
+    long = "x" * (17 << 20)
+    path = write(tmp_path / "a.csv", f"prompt,when\na,2024-01-01\n{long},2024-01-02\nb,\n")
+    rows = rows_of(path)
+    assert [len(row["prompt"]) for row in rows] == [1, 17 << 20, 1]
+    assert [row["when"] for row in rows] == ["2024-01-01", "2024-01-02", None]
+
+
 def test_json_with_splits_gives_the_one_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", json.dumps({"train": ROWS[:1], "test": ROWS[1:]}))
     assert rows_of(path, split="test") == ROWS[1:]
@@ -147,6 +156,7 @@ def test_hub_names_go_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("rlx.core.hub.reachable", lambda url: True)
     rows, source = read_rows(DataConfig(path="openai/gsm8k:main", split="test"))
     assert (rows[0], source, asked) == (ROWS[0], "gsm8k", [("openai/gsm8k", "main", "test")])
 
@@ -156,9 +166,38 @@ def test_a_hub_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         raise FileNotFoundError("Dataset 'no/such' doesn't exist on the Hub\nlong story")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("rlx.core.hub.reachable", lambda url: True)
     message = failure("no/such")
     assert "can't be loaded: Dataset 'no/such' doesn't exist on the Hub" in message
     assert "long story" not in message
+
+
+def test_a_hub_that_is_not_there_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("rlx.core.hub.getproxies", dict)
+    start = time.monotonic()
+    assert "the hub can't be reached" in failure("nobody/has-this:main")
+    assert time.monotonic() - start < 5
+    assert "Retrying" not in capfd.readouterr().err
+    assert not constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_the_current_folder_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path, ".jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert rows_of(".") == ROWS
+
+
+def test_a_folder_of_several_formats_is_not_read_in_part(tmp_path: Path) -> None:
+    write_rows(tmp_path, ".jsonl")
+    write_rows(tmp_path, ".csv")
+    assert "several formats: .csv, .jsonl" in failure(tmp_path)
 
 
 LOADER = """
@@ -239,6 +278,9 @@ def test_a_folder_without_data_is_no_dataset(tmp_path: Path) -> None:
         ("a.parquet", b"no parquet", "is not a parquet file"),
         ("a.arrow", b"no arrow", "is not an arrow file"),
         ("a.xlsx", b"x", "no known data format"),
+        ("a.csv", b"prompt,prompt\nx,y\n", "two columns of the name 'prompt'"),
+        ("a.csv", b"d,d\n2024-01-01,2024-01-01\n", "two columns of the name 'd'"),
+        ("a.jsonl", b'{"a": 1, "a": 2}\n', "specified twice"),
     ],
 )
 def test_each_defect_has_its_message(
