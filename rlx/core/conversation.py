@@ -113,6 +113,11 @@ class Conversation:
             self._waiting.append(messages)
         self.messages += messages
 
+    def note(self, text: str) -> None:
+        """Note what the environment said where its tokens are there already."""
+        self.text += text
+        self.messages.append({"role": "user", "content": text})
+
     def rest_of(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[Message] | None:

@@ -187,7 +187,7 @@ class Episode:
         else:
             segment = self._extending([*prompt])
             tokens = prompt
-            text = str(self._tokenizer.decode([*prompt], skip_special_tokens=True))
+            text = self._text(prompt)
         if segment is None:
             segment = self._begin(tokens, Conversation(text, self._tokenizer))
         return await self._go_on(segment, overrides)
@@ -286,6 +286,9 @@ class Episode:
             changed["stop_token_ids"] = (*changed.get("stop_token_ids", ()), *ids)
         return replace(self._sampling, **changed)
 
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode([*tokens], skip_special_tokens=True))
+
     def _end(self, reason: FinishReason) -> NoReturn:
         self._ended = reason
         raise EpisodeEnded(reason)
@@ -330,7 +333,9 @@ class Episode:
         for segment in reversed(self._segments):
             length = len(segment.tokens)
             if not (segment.running or segment.closed) and prompt[:length] == segment.tokens:
-                segment.tokens += prompt[length:]
+                if rest := prompt[length:]:
+                    segment.tokens += rest
+                    segment.talk.note(self._text(rest))
                 return segment
         return None
 

@@ -50,6 +50,7 @@ _REWARDS: Final = (
 )
 _REWARD_CLASSES: Final = {"model": "Model", "judge": "Judge", "remote": "Remote"}
 _REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
+_AGENT_SCHEMES: Final = ("openrlhf:",)
 _OBJECTIVES: Final = ("sft", "rm", "prm", "dpo", "ipo", "simpo", "orpo", "kto")
 _AGENTS: Final = ("single_turn", "retry")
 _AGENT_CLASSES: Final = {
@@ -90,11 +91,15 @@ def rlx_register_rewards(registry: Registrar) -> None:
 
 @hookimpl
 def rlx_resolve(kind: str, ref: str) -> ComponentRef | None:
-    if kind != "rewards" or not ref.startswith(_REWARD_SCHEMES):
-        return None
-    from rlx.plugins.rewards.adapters import resolve
+    if kind == "rewards" and ref.startswith(_REWARD_SCHEMES):
+        from rlx.plugins.rewards import adapters
 
-    return resolve(ref)
+        return adapters.resolve(ref)
+    if kind == "agents" and ref.startswith(_AGENT_SCHEMES):
+        from rlx.plugins.agents import openrlhf
+
+        return openrlhf.resolve(ref)
+    return None
 
 
 @hookimpl
