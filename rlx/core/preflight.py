@@ -50,9 +50,14 @@ def check(
     """
     case = Case(config=config, selection=selection, info=info, resume=resume)
     findings = [finding for rule in rules or RULES for finding in rule(case)]
+    return raise_errors(findings, origins or {})
+
+
+def raise_errors(findings: list[Finding], origins: Mapping[str, str]) -> list[Finding]:
+    """Return the warnings; raise one UsageError with all errors where there are any."""
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
-        raise _usage_error(errors, origins or {})
+        raise _usage_error(errors, origins)
     return findings
 
 

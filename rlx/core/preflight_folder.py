@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlx.core import sizes
+from rlx.core.config import RunConfig
 from rlx.core.machine import SHARED_MEMORY
+from rlx.core.models import ModelInfo
 from rlx.core.preflight_case import Case, Finding, error, warning
 from rlx.core.run import CONFIG_NAME, FINISHED_NAME, METRICS_NAME, ROLLOUTS_NAME, is_finished
 
@@ -25,7 +27,20 @@ def check_output(case: Case) -> Iterator[Finding]:
         error(what, "output", fix)
         for what, fix in folder_complaints(folder, steps=config.steps, resume=case.resume)
     )
-    place = (folder or Path("runs")).absolute()
+    critic = "values" in case.selection.requires
+    yield from check_place(config, case.info, critic=critic, publishes=True)
+
+
+def check_place(
+    config: RunConfig, info: ModelInfo, *, critic: bool, publishes: bool
+) -> Iterator[Finding]:
+    """The disk can be written to and has room.
+
+    Args:
+        critic: one is trained, too.
+        publishes: weights go to a rollout engine, through shared memory.
+    """
+    place = (config.output or Path("runs")).absolute()
     while not place.exists():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
@@ -35,16 +50,10 @@ def check_output(case: Case) -> Iterator[Finding]:
             "`--output` below a folder of yours",
         )
         return
-    yield from _check_space(case, place)
-
-
-def _check_space(case: Case, place: Path) -> Iterator[Finding]:
-    config, parameters = case.config, case.info.parameters
-    if parameters is None:
+    if info.parameters is None:
         return
-    critic = "values" in case.selection.requires
-    one = sizes.checkpoint_bytes(config, case.info, parameters, critic=critic)
-    weights = sizes.weight_bytes(parameters, sizes.learner_dtype(config, case.info))
+    one = sizes.checkpoint_bytes(config, info, info.parameters, critic=critic)
+    weights = sizes.weight_bytes(info.parameters, sizes.learner_dtype(config, info))
     best = config.checkpoint.best is not None
     kept = 1 if config.checkpoint.every == 0 and not best else config.checkpoint.keep + 1 + best
     free, needed = shutil.disk_usage(place).free, kept * one + weights * config.checkpoint.export
@@ -61,7 +70,11 @@ def _check_space(case: Case, place: Path) -> Iterator[Finding]:
             "checkpoint.keep",
             "`--set checkpoint.keep=1`, or `--output` on a larger disk",
         )
-    if SHARED_MEMORY.is_dir() and (shm := shutil.disk_usage(SHARED_MEMORY).free) < weights:
+    if (
+        publishes
+        and SHARED_MEMORY.is_dir()
+        and (shm := shutil.disk_usage(SHARED_MEMORY).free) < weights
+    ):
         yield error(
             f"{SHARED_MEMORY} has {sizes.gib(shm)} free; publishing the weights takes "
             f"{sizes.gib(weights)}",

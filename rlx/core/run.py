@@ -37,6 +37,8 @@ class Run:
     config: RunConfig
     start_step: int = 0
     """Steps that were already done before this process (0 for a fresh run)."""
+    objective: str | None = None
+    """Name of the objective of a run on fixed data; None: reinforcement learning."""
     facts: Mapping[str, Any] | None = None
     """What the workers reported at start: model size, engine, context length."""
 
@@ -45,10 +47,14 @@ class Run:
         return self.folder / "checkpoints"
 
 
-def default_folder(config: RunConfig, root: Path) -> Path:
-    """`runs/<model>-<estimator>-<number>` with the first free number."""
+def default_folder(config: RunConfig, root: Path, *, what: str | None = None) -> Path:
+    """`runs/<model>-<estimator>-<number>` with the first free number.
+
+    Args:
+        what: the objective's name, in the estimator's place.
+    """
     model = re.sub(r"[^\w.-]+", "-", Path(config.model).name) or "model"
-    estimator = re.sub(r"[^\w.-]+", "-", config.estimator.name)
+    estimator = re.sub(r"[^\w.-]+", "-", what or config.estimator.name)
     taken = {path.name for path in root.iterdir()} if root.is_dir() else set()
     number = 1
     while f"{model}-{estimator}-{number}" in taken:

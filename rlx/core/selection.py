@@ -82,7 +82,7 @@ def select(
                 tags = tags_of(ref.load())
                 requires = tags.requires
         except UsageError as error:
-            raise _located(error, key, origins or {}) from error.__cause__
+            raise located(error, key, origins or {}) from error.__cause__
         for requirement in sorted(requires):
             required_by.setdefault(requirement, []).append(f"{singular(kind)} {chosen.name!r}")
         return ref, tags
@@ -119,7 +119,7 @@ def select(
     )
 
 
-def _located(error: UsageError, key: str, origins: Mapping[str, str]) -> UsageError:
+def located(error: UsageError, key: str, origins: Mapping[str, str]) -> UsageError:
     """The error with the setting's origin: `estimator.epz (--set estimator.epz)`."""
     where = error.where or key
     if not origins or (where != key and not where.startswith(f"{key}.")):

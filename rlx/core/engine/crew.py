@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlx.core.config import RunConfig
 from rlx.core.engine.rewards import RewardRunner
@@ -19,7 +19,18 @@ from rlx.core.engine.runtime import (
     WorkerSpec,
 )
 from rlx.core.plugins import PluginSystem
-from rlx.core.selection import Selection
+from rlx.core.references import ComponentRef
+
+
+class Selected(Protocol):
+    """The components of a run."""
+
+    @property
+    def rewards(self) -> tuple[tuple[ComponentRef, float], ...]: ...
+
+    def shipped_modules(self) -> list[str]:
+        """Files and packages that only the driver has."""
+        ...
 
 
 class Crew:
@@ -34,7 +45,7 @@ class Crew:
     def __init__(
         self,
         config: RunConfig,
-        selection: Selection,
+        selection: Selected,
         *,
         plugins: PluginSystem,
         folder: Path,

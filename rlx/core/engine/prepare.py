@@ -116,9 +116,13 @@ def load_tokenizer(model: str, data: DataConfig, agent: ComponentRef) -> Any:
 
     An agent that has tools says so with a method `chat_tools()`, which returns JSON schemas.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer = with_template_variables(tokenizer, data.chat_template_kwargs)
+    tokenizer = plain_tokenizer(model, data)
     tools = getattr(agent.resolve().instance, "chat_tools", None)
     return with_tools(tokenizer, tools()) if callable(tools) else tokenizer
+
+
+def plain_tokenizer(model: str, data: DataConfig) -> Any:
+    """The model's tokenizer, with the chat-template variables of `data`."""
+    from transformers import AutoTokenizer
+
+    return with_template_variables(AutoTokenizer.from_pretrained(model), data.chat_template_kwargs)

@@ -3,62 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine import workers
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collector, GroupMaker
-from rlx.core.engine.crew import Crew
 from rlx.core.engine.critic import Critic
 from rlx.core.engine.evaluation import Evaluator, limits_of
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.prepare import Plan, prepare
-from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.publication import Publisher
-from rlx.core.engine.reaper import start_reaper, stop_reaper
 from rlx.core.engine.replay import NoEngine, NoPublisher, Replay
-from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import WorkerSpec
+from rlx.core.engine.session import Session, TrainResult
 from rlx.core.engine.trainer import Trainer
 from rlx.core.models import resolve_model
 from rlx.core.plugins import PluginSystem
 from rlx.core.run import (
-    CONFIG_NAME,
-    FINISHED_NAME,
     Run,
-    make_folder,
-    truncate_metrics,
-    write_json,
     write_manifest,
 )
 from rlx.core.samplers import BoundSampler
-from rlx.core.settings import dump_yaml
-
-_STOP_SECONDS = 9.0
-"""After this long an interrupted run ends whatever it is waiting for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """What a run leaves behind."""
-
-    folder: Path
-    steps: int
-    metrics: Mapping[str, float]
-    """Of the last step."""
-    reason: str
-    signal: int | None = None
-    """The signal that ended the run, if one did."""
 
 
 def train(
@@ -91,77 +62,25 @@ class _Parts:
     rewards: RewardRunner
 
 
-class _Session:
-    """One run from its folder to its last process."""
+class _Session(Session):
+    """Training by reinforcement learning."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._config = plan.config
-        assert plan.config.output is not None
-        self._folder = plan.config.output.resolve()
-        self._reporter = Reporter([ref.resolve() for ref in plan.selection.trackers])
-        self._crew = Crew(
+        super().__init__(
             plan.config,
-            plan.selection,
+            selected=plan.selection,
+            trackers=plan.selection.trackers,
             plugins=plan.plugins,
-            folder=self._folder,
-            status=self._reporter.status,
+            checkpoint=plan.checkpoint,
         )
-        self._trainer: Trainer | None = None
-        self._main: asyncio.Task[Any] | None = None
-        self._signal: int | None = None
-        self._deadline: threading.Timer | None = None
+        self._plan = plan
 
-    async def run(self) -> TrainResult:
-        self._prepare_folder()
-        run = Run(
-            name=self._folder.name,
-            folder=self._folder,
-            config=self._config,
-            start_step=_step(self._plan.checkpoint),
-        )
-        self._watch_signals()
-        error: BaseException | None = None
-        self._reporter.start(run)
+    async def _work(self, run: Run) -> str:
         publisher = Publisher() if self._config.replay is None else NoPublisher()
-        reaper = start_reaper()
         try:
-            self._plan.plugins.notify("rlx_on_run_start", run=run)
-            self._main = asyncio.ensure_future(self._train(run, publisher))
-            reason = await self._main
-            return self._result(reason)
-        except asyncio.CancelledError:
-            if self._signal is None:
-                raise
-            return self._result(_signal_name(self._signal))
-        except BaseException as caught:
-            error = caught
-            raise
+            return await self._train(run, publisher)
         finally:
             publisher.close()
-            await self._crew.close()
-            stop_reaper(reaper)
-            self._reporter.close(error)
-            self._plan.plugins.notify("rlx_on_run_end", run=run, error=error)
-            if self._deadline is not None:
-                self._deadline.cancel()
-
-    def _result(self, reason: str) -> TrainResult:
-        trainer = self._trainer
-        return TrainResult(
-            folder=self._folder,
-            steps=trainer.step if trainer else _step(self._plan.checkpoint),
-            metrics=trainer.metrics if trainer else {},
-            reason=reason,
-            signal=self._signal,
-        )
-
-    def _prepare_folder(self) -> None:
-        make_folder(self._folder)
-        (self._folder / FINISHED_NAME).unlink(missing_ok=True)
-        (self._folder / CONFIG_NAME).write_text(dump_yaml(self._config))
-        checkpoint = self._plan.checkpoint
-        truncate_metrics(self._folder, _step(checkpoint) if checkpoint else -1)
 
     async def _train(self, run: Run, publisher: Publisher | NoPublisher) -> str:
         parts = await self._start_workers()
@@ -200,7 +119,7 @@ class _Session:
         if self._config.checkpoint.export:
             self._reporter.status("exporting the model")
             await learner.export(str(self._folder / "export"))
-        write_json(self._folder / FINISHED_NAME, {"step": trainer.step, "metrics": trainer.metrics})
+        self._mark_finished(trainer)
 
     def _collector(self, engine: RolloutClient | None, rewards: RewardRunner) -> Collector | Replay:
         plan, config = self._plan, self._config
@@ -310,44 +229,3 @@ class _Session:
                 "origins": dict(self._plan.origins),
             },
         )
-
-    def _watch_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    def _on_signal(self, number: int) -> None:
-        """First signal: end in order. A second one, or the deadline: end at once."""
-        if self._signal is not None:
-            _end_now(number)
-        self._signal = number
-        self._reporter.status(f"{_signal_name(number)}: ending after the last finished step")
-        self._deadline = threading.Timer(_STOP_SECONDS, _end_now, (number,))
-        self._deadline.daemon = True
-        self._deadline.start()
-        if self._trainer is not None:
-            self._trainer.request_stop(_signal_name(number))
-        elif self._main is not None:
-            self._main.cancel()
-
-
-def _step(checkpoint: Path | None) -> int:
-    from rlx.core.engine.checkpoints import step_of
-
-    return step_of(checkpoint) if checkpoint else 0
-
-
-def _signal_name(number: int) -> str:
-    return (
-        "stopped by Ctrl-C"
-        if number == signal.SIGINT
-        else f"stopped by {signal.Signals(number).name}"
-    )
-
-
-def _end_now(number: int) -> None:
-    """Leave without waiting for anything; the last checkpoint on disk is whole."""
-    end_descendants()
-    os._exit(128 + number)

@@ -11,6 +11,7 @@ from typing import Any
 from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.objective import ObjectiveSettings
+from rlx.core.offline.selection import OfflineSelection
 from rlx.core.selection import Selection
 from rlx.core.value_loss import ValueSettings
 
@@ -20,6 +21,7 @@ _ENGINES = {
 }
 _CRITIC = "rlx.core.engine.learner.value_learner:ValueLearner"
 _LEARNER = "rlx.core.engine.learner.learner:PolicyLearner"
+_OBJECTIVE_LEARNER = "rlx.core.engine.learner.objective_learner:ObjectiveLearner"
 _SCORER = "rlx.core.engine.learner.scorer:Scorer"
 _REWARDS = "rlx.core.engine.rewards:RewardWorker"
 
@@ -63,7 +65,25 @@ def learner_specs(
         "temperature": config.rollout.temperature,
         "total_updates": trained * config.updates_per_step,
     }
-    return _rank_specs("learner", _LEARNER, config, selection, own)
+    return _rank_specs("learner", _LEARNER, config, own, apart=_critic_apart(config, selection))
+
+
+def objective_specs(
+    config: RunConfig, model: str, selection: OfflineSelection, *, dtype: str, pad: int | None
+) -> list[WorkerSpec]:
+    """One spec for each rank of the learner of an offline run.
+
+    Args:
+        pad: token that pads, for those who load the trained model.
+    """
+    own = {
+        "model": model,
+        "settings": config.learner.model_copy(update={"dtype": dtype}),
+        "objective": selection.objective,
+        "pad_token_id": pad,
+        "total_updates": config.steps,
+    }
+    return _rank_specs("learner", _OBJECTIVE_LEARNER, config, own)
 
 
 def critic_specs(config: RunConfig, model: str, selection: Selection) -> list[WorkerSpec]:
@@ -86,7 +106,8 @@ def critic_specs(config: RunConfig, model: str, selection: Selection) -> list[Wo
         ),
         "total_updates": config.steps * updates_per_step(config, settings),
     }
-    specs = _rank_specs("critic", _CRITIC, config, selection, own)
+    apart = _critic_apart(config, selection)
+    specs = _rank_specs("critic", _CRITIC, config, own, apart=apart)
     if config.critic.placement == "apart":
         return specs
     return [
@@ -115,12 +136,15 @@ def updates_per_step(config: RunConfig, settings: LearnerConfig) -> int:
     return settings.epochs * -(-config.batch_size // size)
 
 
+def _critic_apart(config: RunConfig, selection: Selection) -> bool:
+    return "values" in selection.requires and config.critic.placement == "apart"
+
+
 def _rank_specs(
-    name: str, target: str, config: RunConfig, selection: Selection, own: Mapping[str, Any]
+    name: str, target: str, config: RunConfig, own: Mapping[str, Any], *, apart: bool = False
 ) -> list[WorkerSpec]:
     """One worker for each rank of a learner, with what is the same for all learners."""
     ranks = config.learner.ranks
-    apart = "values" in selection.requires and config.critic.placement == "apart"
     # A critic that is apart trains at the same time as the policy.
     threads = max(threads_of(config) // (2 * ranks if apart else ranks), 1)
     common = {
@@ -143,7 +167,10 @@ def _rank_specs(
     ]
 
 
-def reference_spec(config: RunConfig, model: str, *, dtype: str) -> WorkerSpec:
+def reference_spec(
+    config: RunConfig, model: str, *, dtype: str, temperature: float | None = None
+) -> WorkerSpec:
+    """The worker that scores with the reference model; `temperature` unset: the rollouts'."""
     threads = threads_of(config)
     return WorkerSpec(
         name="reference",
@@ -152,7 +179,7 @@ def reference_spec(config: RunConfig, model: str, *, dtype: str) -> WorkerSpec:
         kwargs={
             "model": model,
             "settings": config.learner.model_copy(update={"dtype": dtype}),
-            "temperature": config.rollout.temperature,
+            "temperature": temperature or config.rollout.temperature,
             "threads": threads,
         },
         env=_thread_env(threads),

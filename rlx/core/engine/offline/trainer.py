@@ -1,0 +1,268 @@
+"""The loop of offline training: draw rows, update, evaluate, emit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.core.config import RunConfig
+from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
+from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.metrics import merge
+from rlx.core.engine.objective_group import ObjectiveGroup
+from rlx.core.engine.offline.best import Best
+from rlx.core.engine.reporting import Reporter
+from rlx.core.errors import RunInterrupted
+from rlx.core.offline.draws import Draws
+from rlx.core.offline.rows import RowBatch, join
+from rlx.core.plugins import PluginSystem
+from rlx.core.rewards import MEAN_KEY, STD_KEY
+from rlx.core.run import Run
+
+_NORM_ROWS = 512
+"""Rows on which the mean and the standard deviation of scores are measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """Rows with all that the objective requires."""
+
+    name: str
+    rows: RowBatch
+    others: RowBatch | None = None
+    """Row for row, the prompt with another row's answer."""
+
+
+class OfflineTrainer:
+    """Owns the step counter; every part it drives is handed in."""
+
+    def __init__(
+        self,
+        *,
+        run: Run,
+        config: RunConfig,
+        learner: ObjectiveGroup,
+        data: DataSet,
+        draws: Draws,
+        evaluation: Sequence[DataSet],
+        scores: bool,
+        reporter: Reporter,
+        plugins: PluginSystem,
+    ) -> None:
+        """`scores`: the model gives one number a sequence, whose scale is saved with it."""
+        self._run = run
+        self._config = config
+        self._learner = learner
+        self._data = data
+        self._draws = draws
+        self._evaluation = list(evaluation)
+        self._scores = scores
+        self._reporter = reporter
+        self._plugins = plugins
+        self._best = Best(config.checkpoint.best)
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self._evaluated: int | None = None
+        self._saved: int | None = None
+        # While a step is under way: where the draws were before it.
+        self._before_step: dict[str, Any] | None = None
+        self._updating = False
+        self._times: dict[str, float] = {}
+        self._stop_reason: str | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def train(self) -> str:
+        """Run until the last step, a stop request or a plugin's wish; return the reason."""
+        try:
+            if self._evaluation_is_due():
+                await self._evaluate_at_rest()
+            while self.step < self._config.steps and self._stop_reason is None:
+                await self._train_step()
+        except RunInterrupted:
+            if self._stop_reason is None:
+                raise
+        except BaseException as error:
+            if not getattr(error, "weights_changed", self._updating):
+                await self.checkpoint()
+            raise
+        await self.checkpoint()
+        return self._stop_reason or f"all {self._config.steps} steps are done"
+
+    async def _train_step(self) -> None:
+        """One optimizer step.
+
+        Consumes rows of the data; produces new weights and one line of metrics. Waits for the
+        learner. Unblocked early by `request_stop`.
+        """
+        started = time.perf_counter()
+        self._times = {}
+        self._before_step = self._draws.state_dict()
+        chosen = self._draws.next()
+        batch = self._data.rows.take(chosen)
+        with self._timed("update"):
+            update = await self._update(batch, chosen)
+        self.step += 1
+        self._before_step = None
+        seconds = time.perf_counter() - started
+        speed = {
+            "throughput/rows_per_s": batch.rollout_count / seconds,
+            "throughput/tokens_per_s": len(batch.tokens) / seconds,
+            "data/epoch": self._draws.epoch,
+        }
+        numbers = merge(update.metrics, speed)
+        try:
+            evaluation = await self._evaluate()
+            if self._checkpoint_is_due():
+                with self._timed("checkpoint"):
+                    await self.checkpoint()
+        except BaseException:  # the step itself is done, and is not lost
+            self._emit(numbers, started)
+            raise
+        self._emit(merge(numbers, evaluation), started)
+
+    async def _update(self, batch: RowBatch, chosen: np.ndarray) -> UpdateResult:
+        others = self._data.others
+        self._updating = True
+        try:
+            update = await self._learner.update(
+                batch, step=self.step, others=None if others is None else others.take(chosen)
+            )
+        except BaseException:
+            raise
+        else:
+            self._updating = False
+        if update is None:
+            raise RunInterrupted(self._stop_reason or "the update was given up")
+        return update
+
+    def _emit(self, numbers: Mapping[str, float], started: float) -> None:
+        times = {f"time/{name}": value for name, value in self._times.items()}
+        metrics = merge(numbers, times, {"time/step": time.perf_counter() - started})
+        self.metrics = metrics
+        self._reporter.log(self.step, metrics)
+        self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
+        wish = self._plugins.first(
+            "rlx_should_stop", run=self._run, step=self.step, metrics=metrics
+        )
+        if wish and self._stop_reason is None:
+            self._stop_reason = str(wish)
+
+    # -------------------------------------------------------------------------- evaluation
+
+    def _evaluation_is_due(self) -> bool:
+        settings, step = self._config.eval, self.step
+        if not self._evaluation or step == self._evaluated:
+            return False
+        if step == 0:
+            return settings.before_training
+        return step >= self._config.steps or (settings.every > 0 and step % settings.every == 0)
+
+    async def _evaluate(self) -> dict[str, float]:
+        """Loss and metrics on held-out rows under the present weights; empty when none is due."""
+        if not self._evaluation_is_due():
+            return {}
+        self._reporter.status("evaluating")
+        metrics: dict[str, float] = {}
+        with self._timed("eval"):
+            for held_out in self._evaluation:
+                metrics |= await self._learner.measure(
+                    held_out.rows,
+                    step=self.step,
+                    prefix=f"eval/{held_out.name}/",
+                    others=held_out.others,
+                )
+        self._evaluated = self.step
+        self._best.note(self.step, metrics)
+        self._plugins.notify("rlx_on_eval_end", run=self._run, step=self.step, results=metrics)
+        return metrics
+
+    async def _evaluate_at_rest(self) -> None:
+        """Evaluate before the first step, or make up for an evaluation that was interrupted."""
+        self._times = {}
+        metrics = await self._evaluate()
+        self._reporter.log(self.step, {**metrics, "time/eval": self._times["eval"]})
+        if self._best.step == self.step:
+            await self.checkpoint()
+
+    # ------------------------------------------------------------------------- checkpoints
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self._config.checkpoint.every
+        is_regular = bool(every) and self.step % every == 0 and self.step < self._config.steps
+        return is_regular or self._best.step == self.step
+
+    async def checkpoint(self) -> Path | None:
+        """Save the state after the last finished step, once."""
+        if self._saved == self.step:
+            return None
+        self._reporter.status("writing a checkpoint")
+        path = await save_checkpoint(
+            self._run.checkpoints,
+            self.step,
+            {
+                "step": self.step,
+                "draws": self._before_step or self._draws.state_dict(),
+                "evaluated": self._evaluated,
+                "best": self._best.state_dict(),
+            },
+            self._write_model,
+            keep=self._config.checkpoint.keep,
+            best=self._best.step,
+        )
+        self._saved = self.step
+        self._plugins.notify("rlx_on_checkpoint", run=self._run, step=self.step, path=path)
+        return path
+
+    async def resume(self, folder: Path) -> None:
+        """Take up the state of a checkpoint."""
+        state = load_state(folder)
+        self._draws.load_state_dict(state["draws"])
+        self._evaluated = state["evaluated"]
+        self._best.load_state_dict(state["best"])
+        await self._learner.load(str(folder / "policy"))
+        self.step = self._saved = step_of(folder)
+
+    async def _write_model(self, folder: str) -> None:
+        await self._learner.save(f"{folder}/policy")
+        await self.export(f"{folder}/model")
+
+    async def export(self, folder: str) -> None:
+        """Write a Hugging Face folder of the present weights."""
+        await self._learner.export(folder, await self._scale() if self._scores else {})
+
+    async def _scale(self) -> dict[str, float]:
+        """Mean and standard deviation of the scores of held-out rows, else of training rows."""
+        held_out = [one.rows for one in self._evaluation]
+        rows = join(held_out) if held_out else self._data.rows
+        count = min(rows.rollout_count, _NORM_ROWS)
+        chosen = np.linspace(0, rows.rollout_count - 1, count).round().astype(np.int64)
+        scores = (await self._learner.score(rows.take(chosen))).astype(np.float64)
+        return {MEAN_KEY: float(scores.mean()), STD_KEY: float(scores.std()) or 1.0}
+
+    # ------------------------------------------------------------------------ interruption
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the run to end after the last finished step (called from a signal handler).
+
+        An update gives up if it has not changed a weight yet; anything else takes a moment and is
+        waited for.
+        """
+        if self._stop_reason is not None:
+            return
+        self._stop_reason = reason
+        if self._updating:
+            task = asyncio.get_running_loop().create_task(self._learner.abort())
+            self._background.add(task)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - started

@@ -1,0 +1,198 @@
+"""A run from its folder to its last process: what training of every kind has in common."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlx.core.config import RunConfig
+from rlx.core.engine.checkpoints import step_of
+from rlx.core.engine.crew import Crew, Selected
+from rlx.core.engine.processes import end_descendants
+from rlx.core.engine.reaper import start_reaper, stop_reaper
+from rlx.core.engine.reporting import Reporter
+from rlx.core.plugins import PluginSystem
+from rlx.core.references import ComponentRef
+from rlx.core.run import (
+    CONFIG_NAME,
+    FINISHED_NAME,
+    Run,
+    make_folder,
+    truncate_metrics,
+    write_json,
+)
+from rlx.core.settings import dump_yaml
+
+_STOP_SECONDS = 9.0
+"""After this long an interrupted run ends whatever it is waiting for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a run leaves behind."""
+
+    folder: Path
+    steps: int
+    metrics: Mapping[str, float]
+    """Of the last step."""
+    reason: str
+    signal: int | None = None
+    """The signal that ended the run, if one did."""
+
+
+class Loop(Protocol):
+    """What a session drives."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the loop to end after the last finished step (called from a signal handler)."""
+        ...
+
+
+class Session(ABC):
+    """One run: folder, trackers, hooks, workers, signals. A subclass says what is done in it.
+
+    Args:
+        config: with `output` set.
+        selected: the run's components.
+        trackers: those of them that are told what happens.
+        checkpoint: where a resumed run goes on.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        selected: Selected,
+        trackers: Sequence[ComponentRef],
+        plugins: PluginSystem,
+        checkpoint: Path | None,
+        objective: str | None = None,
+    ) -> None:
+        assert config.output is not None
+        self._config = config
+        self._plugins = plugins
+        self._checkpoint = checkpoint
+        self._objective = objective
+        self._folder = config.output.resolve()
+        self._reporter = Reporter([ref.resolve() for ref in trackers])
+        self._crew = Crew(
+            config,
+            selected,
+            plugins=plugins,
+            folder=self._folder,
+            status=self._reporter.status,
+        )
+        self._trainer: Loop | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._signal: int | None = None
+        self._deadline: threading.Timer | None = None
+
+    @abstractmethod
+    async def _work(self, run: Run) -> str:
+        """Start the workers and train; sets `_trainer` once it can be stopped in order. Returns
+        why it ended."""
+
+    async def run(self) -> TrainResult:
+        self._prepare_folder()
+        run = Run(
+            name=self._folder.name,
+            folder=self._folder,
+            config=self._config,
+            start_step=self._first_step(),
+            objective=self._objective,
+        )
+        self._watch_signals()
+        error: BaseException | None = None
+        self._reporter.start(run)
+        reaper = start_reaper()
+        try:
+            self._plugins.notify("rlx_on_run_start", run=run)
+            self._main = asyncio.ensure_future(self._work(run))
+            reason = await self._main
+            return self._result(reason)
+        except asyncio.CancelledError:
+            if self._signal is None:
+                raise
+            return self._result(_signal_name(self._signal))
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            await self._crew.close()
+            stop_reaper(reaper)
+            self._reporter.close(error)
+            self._plugins.notify("rlx_on_run_end", run=run, error=error)
+            if self._deadline is not None:
+                self._deadline.cancel()
+
+    def _first_step(self) -> int:
+        return step_of(self._checkpoint) if self._checkpoint else 0
+
+    def _result(self, reason: str) -> TrainResult:
+        trainer = self._trainer
+        return TrainResult(
+            folder=self._folder,
+            steps=trainer.step if trainer else self._first_step(),
+            metrics=trainer.metrics if trainer else {},
+            reason=reason,
+            signal=self._signal,
+        )
+
+    def _prepare_folder(self) -> None:
+        make_folder(self._folder)
+        (self._folder / FINISHED_NAME).unlink(missing_ok=True)
+        (self._folder / CONFIG_NAME).write_text(dump_yaml(self._config))
+        truncate_metrics(self._folder, self._first_step() if self._checkpoint else -1)
+
+    def _mark_finished(self, trainer: Loop) -> None:
+        """Say on disk that the run did all of its steps."""
+        facts = {"step": trainer.step, "metrics": trainer.metrics}
+        write_json(self._folder / FINISHED_NAME, facts)
+
+    def _watch_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        """First signal: end in order. A second one, or the deadline: end at once."""
+        if self._signal is not None:
+            _end_now(number)
+        self._signal = number
+        self._reporter.status(f"{_signal_name(number)}: ending after the last finished step")
+        self._deadline = threading.Timer(_STOP_SECONDS, _end_now, (number,))
+        self._deadline.daemon = True
+        self._deadline.start()
+        if self._trainer is not None:
+            self._trainer.request_stop(_signal_name(number))
+        elif self._main is not None:
+            self._main.cancel()
+
+
+def _signal_name(number: int) -> str:
+    return (
+        "stopped by Ctrl-C"
+        if number == signal.SIGINT
+        else f"stopped by {signal.Signals(number).name}"
+    )
+
+
+def _end_now(number: int) -> None:
+    """Leave without waiting for anything; the last checkpoint on disk is whole."""
+    end_descendants()
+    os._exit(128 + number)
