@@ -1,0 +1,53 @@
+"""Whether a teacher's distributions can be compared with a student's, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlx.core.errors import UsageError
+
+_WHERE = "offline.teacher"
+
+
+def check_vocabulary(
+    teacher: str, theirs: Mapping[str, int], model: str, ours: Mapping[str, int]
+) -> None:
+    """Raise UsageError unless both tokenizers give every id the same token.
+
+    Args:
+        theirs, ours: token → id, of the teacher named `teacher` and of the student `model`.
+    """
+    if theirs == ours:
+        return
+    other, own = ({number: token for token, number in words.items()} for words in (theirs, ours))
+    number = min(
+        number for number in other.keys() | own.keys() if other.get(number) != own.get(number)
+    )
+    raise UsageError(
+        f"the teacher {teacher} has another vocabulary than {model}: token {number} is "
+        f"{_shown(other.get(number))} there and {_shown(own.get(number))} here "
+        f"({len(other):,} and {len(own):,} tokens)",
+        where=_WHERE,
+        fix="a teacher with the student's tokenizer; of any other, train on its samples: "
+        "`rlx generate TEACHER` and `rlx sft`",
+    )
+
+
+def load_vocabulary(model: str) -> dict[str, int]:
+    """Token → id of a model's tokenizer; raises UsageError when there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"the teacher {model} has no tokenizer that can be loaded: {error}",
+            where=_WHERE,
+            fix="a folder with the model and its tokenizer",
+        ) from error
+    return dict(tokenizer.get_vocab())
+
+
+def _shown(token: str | None) -> str:
+    return "none" if token is None else repr(token)
