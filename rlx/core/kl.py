@@ -90,7 +90,10 @@ class FixedKL:
 
 
 class AdaptiveKL(FixedKL):
-    """coef ← coef·(1 + clip(kl/target − 1, ±0.2)·n/horizon), n rollouts (arXiv:1909.08593)."""
+    """coef ← coef·(1 + clip(kl/target − 1, ±0.2)·n/horizon), n rollouts (arXiv:1909.08593).
+
+    n/horizon counts as 1 at most: a step of more than five horizons would turn β negative.
+    """
 
     def __init__(self, coef: float, *, target: float, horizon: int) -> None:
         super().__init__(coef)
@@ -99,7 +102,7 @@ class AdaptiveKL(FixedKL):
 
     def update(self, kl: float, rollouts: int) -> float:
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * rollouts / self.horizon
+        self.coef *= 1 + error * min(rollouts / self.horizon, 1.0)
         return self.coef
 
 

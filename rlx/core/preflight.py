@@ -14,6 +14,7 @@ from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.machine import find_gpus
 from rlx.core.models import ModelInfo, model_info
+from rlx.core.preflight_algorithm import check_old_logprobs
 from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
@@ -273,6 +274,13 @@ def check_kl(case: Case) -> Iterator[Finding]:
                 f"kl.{name}",
                 "`--set kl.controller=adaptive`, or leave it out",
             )
+    if kl.coef > 0 and kl.controller == "adaptive" and kl.horizon < case.config.batch_size:
+        yield warning(
+            f"kl.horizon {kl.horizon} is less than the {case.config.batch_size} rollouts of one "
+            "step, which may change β by 20 % at most",
+            "kl.horizon",
+            f"{10 * case.config.batch_size}, for ten steps",
+        )
 
 
 def check_rewards(case: Case) -> Iterator[Finding]:
@@ -339,6 +347,7 @@ RULES: tuple[Rule, ...] = (
     check_engine,
     check_sampling,
     check_learner,
+    check_old_logprobs,
     check_critic,
     check_kl,
     check_rewards,

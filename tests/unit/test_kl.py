@@ -83,6 +83,13 @@ def test_adaptive_coefficient_moves_towards_the_target_by_a_bounded_step() -> No
     assert AdaptiveKL(0.1, target=2.0, horizon=1000).update(0.0, 100) == pytest.approx(0.098)
 
 
+@pytest.mark.parametrize("kl", [0.0, 50.0])
+def test_adaptive_coefficient_keeps_its_sign_over_steps_of_many_horizons(kl: float) -> None:
+    controller = AdaptiveKL(0.1, target=2.0, horizon=10)
+    assert controller.update(kl, 1000) == pytest.approx(0.08 if kl == 0 else 0.12)
+    assert all(controller.update(0.0, 1000) > 0 for _ in range(50))
+
+
 def test_adaptive_state_continues_after_a_restart() -> None:
     first = AdaptiveKL(0.1, target=2.0, horizon=100)
     first.update(5.0, 32)

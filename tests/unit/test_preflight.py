@@ -17,6 +17,7 @@ from rlx.core.errors import UsageError
 from rlx.core.machine import Gpu
 from rlx.core.models import ModelInfo
 from rlx.core.preflight import Finding, check
+from rlx.core.references import ComponentRef
 from rlx.core.selection import Selection
 
 INFO = ModelInfo(
@@ -48,12 +49,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "x"
 
 
-def selection(**required_by: tuple[str, ...]) -> Selection:
+def selection(correction: str = "none", **required_by: tuple[str, ...]) -> Selection:
     reward = SimpleNamespace(name="math")
+    target = f"rlx.plugins.corrections.{correction}:{correction}"
     return cast(
         "Selection",
         SimpleNamespace(
-            requires=frozenset(required_by), required_by=required_by, rewards=((reward, 1.0),)
+            requires=frozenset(required_by),
+            required_by=required_by,
+            rewards=((reward, 1.0),),
+            correction=ComponentRef(kind="corrections", name=correction, target=target, params={}),
         ),
     )
 
@@ -172,6 +177,24 @@ def test_cut_sampling_is_told_and_refused_where_it_breaks_ratios(
     assert "whole" in finding.what
     strict = {"rollout": cut, "algorithm": {"old_logprobs": "rollout"}}
     assert error(folder, strict).where == f"rollout.{next(iter(cut))}"
+
+
+def test_a_correction_of_log_probs_that_are_the_engines_is_told(folder: Path) -> None:
+    chosen = selection(correction="tis")
+    assert run(folder, {"algorithm": {"old_logprobs": "recompute"}}, chosen=chosen) == []
+    (finding,) = run(folder, {"algorithm": {"old_logprobs": "rollout"}}, chosen=chosen)
+    assert (finding.level, finding.key) == ("warning", "algorithm.old_logprobs")
+    assert "tis has no effect" in finding.what
+    assert run(folder, {"algorithm": {"old_logprobs": "rollout"}}) == []
+
+
+def test_an_adaptive_horizon_shorter_than_a_step_is_told(folder: Path) -> None:
+    kl = {"coef": 0.1, "controller": "adaptive", "horizon": 128}
+    assert run(folder, {"kl": kl}, chosen=selection(ref_logprobs=("kl.coef",))) == []
+    (finding,) = run(
+        folder, {"kl": {**kl, "horizon": 127}}, chosen=selection(ref_logprobs=("kl.coef",))
+    )
+    assert (finding.level, finding.key) == ("warning", "kl.horizon")
 
 
 def test_weights_in_float16_need_another_training_type(folder: Path) -> None:

@@ -204,7 +204,7 @@ class Trainer:
         elif self._needs_old_logprobs:
             old = await self._learner.score(batch)
             batch = dataclasses.replace(batch, old_logprobs=old)
-        if not self._needs_old_logprobs and self._config.algorithm.old_logprobs == "rollout":
+        if self._config.algorithm.old_logprobs == "rollout":
             batch = dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)
         if self._reference is not None:
             reference = await self._reference.score(batch)

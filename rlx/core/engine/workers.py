@@ -229,13 +229,14 @@ def needs_reference(config: RunConfig, requires: Sequence[str] | frozenset[str])
 def needs_old_logprobs(config: RunConfig, requires: Sequence[str] | frozenset[str]) -> bool:
     """Whether the learner must score the batch before it trains on it.
 
-    One on-policy update makes the pass redundant: its own forward gives the same numbers.
+    One on-policy update makes the pass redundant: its own forward gives the same numbers. Where
+    the engine's log-probs stand in, they do so for whoever requires old ones too.
     """
     mode = config.algorithm.old_logprobs
-    if mode == "recompute" or "old_logprobs" in requires:
-        return True
+    if mode != "auto":
+        return mode == "recompute"
     kl_needs_them = config.kl.coef > 0 and config.kl.placement == "reward"
-    return mode == "auto" and (config.updates_per_step > 1 or kl_needs_them)
+    return "old_logprobs" in requires or config.updates_per_step > 1 or kl_needs_them
 
 
 def free_port() -> int:
