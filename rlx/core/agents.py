@@ -97,10 +97,10 @@ async def run_agent(
     drive = _drive if agent_form(agent) == "step" else _run_free
     try:
         reason = await supervised(drive(agent, episode), episode, name=agent.name)
-        if episode.turns == 0:
+        if episode.turns == 0 and episode.engine_error is None:
             raise ComponentError("it ended without an engine call")
     except EpisodeEnded as ended:
-        return episode.rollout(ended.reason)
+        reason = ended.reason
     except Exception as error:
         if episode.engine_error is not None:
             raise episode.engine_error from None
@@ -112,6 +112,8 @@ async def run_agent(
             *(agent.name, episode.task.id, episode.turns, what),
         )
         return episode.rollout("error", error=what)
+    if episode.engine_error is not None:  # the agent caught it
+        raise episode.engine_error
     return episode.rollout(reason)
 
 

@@ -142,6 +142,7 @@ class SourceConfig(Part):
     probability: float | None = Field(None, gt=0, le=1)
     """Share of the tasks that come from here; unset for all: every row once an epoch."""
     split: str = "train"
+    params: dict[str, Any] = {}
     prompt: str = "prompt"
     label: str | None = None
     system_prompt: str | None = None
@@ -171,6 +172,8 @@ class DataConfig(Part):
     sources: Sources = []
     """Several data sets in place of `path`."""
     split: str = "train"
+    params: dict[str, Any] = {}
+    """Keyword arguments of a loader function (`pkg.mod:load`)."""
     prompt: str = "prompt"
     """Column with the prompt: text, or a list of chat messages."""
     label: str | None = "label"

@@ -189,9 +189,8 @@ def _from_loader(path: str, config: DataConfig) -> Rows:
             where="data.path",
             fix="a function that returns rows",
         )
-    takes_split = "split" in inspect.signature(function).parameters
     try:
-        result = function(split=config.split) if takes_split else function()
+        result = function(**_arguments(function, path, config))
     except KeyError as error:
         raise UsageError(
             f"the loader {path!r} raised KeyError: {error} (split {config.split!r})",
@@ -205,6 +204,25 @@ def _from_loader(path: str, config: DataConfig) -> Rows:
             f"the loader {path!r} raised {type(error).__name__}: {error}", where="data.path"
         ) from error
     return _rows_of(result, path, config)
+
+
+def _arguments(function: Callable[..., Any], path: str, config: DataConfig) -> dict[str, Any]:
+    """`data.params`, and the split where the function takes one."""
+    signature = inspect.signature(function)
+    given = dict(config.params)
+    if "split" in signature.parameters:
+        given.setdefault("split", config.split)
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        names = [name for name in signature.parameters if name != "split"]
+        unknown = next((name for name in given if name not in signature.parameters), "")
+        raise UsageError(
+            f"the loader {path!r} can't be called with data.params: {error}",
+            where="data.params",
+            fix=did_you_mean(unknown, names) or f"it takes: {', '.join(names) or 'nothing'}",
+        ) from None
+    return given
 
 
 def _rows_of(result: Any, path: str, config: DataConfig) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -458,6 +459,17 @@ def test_errors_of_the_engine_are_not_the_agents(error: Exception) -> None:
     episode, _ = make_episode([error])
     with pytest.raises(type(error)) as caught:
         asyncio.run(run_agent(bind(single_turn), episode, on_error="keep"))
+    assert caught.value is error
+
+
+def test_an_agent_can_not_hide_an_error_of_the_engine() -> None:
+    async def hides(episode: Episode) -> None:
+        with contextlib.suppress(Exception):
+            await episode.generate()
+
+    error = EngineError("engine died")
+    with pytest.raises(EngineError) as caught:
+        play(hides, make_episode([error])[0])
     assert caught.value is error
 
 

@@ -202,6 +202,7 @@ def test_a_folder_of_several_formats_is_not_read_in_part(tmp_path: Path) -> None
 
 LOADER = """
 def load(split="train"): return [{"prompt": split, "label": 1}]
+def counted(*, count, word="x"): return [{"prompt": word * (n + 1)} for n in range(count)]
 def stream():
     for i in range(10**9): yield {"prompt": str(i)}
 def frame():
@@ -228,6 +229,15 @@ def test_loader_functions_of_files_and_modules(
     assert rows_of(f"{file}:table") == [{"prompt": "x"}]
     assert rows_of(f"{file}:splits", split="test") == [{"prompt": "b"}]
     sys.modules.pop("loader_for_test")
+
+
+def test_a_loader_is_given_its_parameters(tmp_path: Path) -> None:
+    file = f"{write(tmp_path / 'loader.py', LOADER)}:counted"
+    assert rows_of(file, params={"count": 2}) == [{"prompt": "x"}, {"prompt": "xx"}]
+    assert rows_of(file, params={"count": 1, "word": "y"}) == [{"prompt": "y"}]
+    assert "missing a required argument: 'count'" in failure(file)
+    wrong = failure(file, params={"count": 1, "wrod": "y"})
+    assert "did you mean 'word'?" in wrong
 
 
 @pytest.mark.parametrize(
