@@ -22,8 +22,15 @@ from rlx.core.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from rlx.core.registry import Provider
+
 COMMANDS = {
     "train": ("rlx.cli.train:app", "Train a language model with reinforcement learning."),
+    "sft": ("rlx.cli.offline:sft", "Fine-tune a language model on demonstrations."),
+    "rm": ("rlx.cli.offline:rm", "Train a reward model on preference pairs."),
+    "prm": ("rlx.cli.offline:prm", "Train a process reward model on judged steps."),
+    "dpo": ("rlx.cli.offline:dpo", "Train on preference pairs directly (dpo, ipo, simpo, orpo)."),
+    "kto": ("rlx.cli.offline:kto", "Train on answers that are desirable or not."),
     "plan": ("rlx.cli.plan:app", "Show what would run where: batches, memory, processes."),
     "doctor": ("rlx.cli.doctor:app", "Check this machine: versions, devices, known problems."),
     "plugins": ("rlx.cli.plugins:app", "List, show, check and create components and plugins."),
@@ -34,7 +41,6 @@ COMMANDS = {
     "export": ("rlx.cli.export:app", "Write a checkpoint as a Hugging Face folder."),
 }
 """Name → where its Typer app is, and the line that `rlx --help` shows."""
-_GROUP = "rlx.commands"
 _NATIVE = {"ray", "torch", "vllm", "deepspeed"}
 
 
@@ -50,10 +56,10 @@ class LazyGroup(TyperGroup):
             return self.commands[cmd_name]
         if cmd_name in COMMANDS:
             return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
-        points = _external().get(cmd_name)
-        if not points:
+        offers = _external().get(cmd_name)
+        if not offers:
             return None
-        return TyperCommand(cmd_name, help=f"From the plugin {_distributions(points)}.")
+        return TyperCommand(cmd_name, help=f"From the plugin {_distributions(offers)}.")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -130,7 +136,8 @@ def _exit_code() -> int:
     try:
         app(prog_name="rlx")
     except UsageError as error:
-        print_usage_error(error)
+        if "_RLX_COMPLETE" not in os.environ:  # a shell that asks for words shows no errors
+            print_usage_error(error)
         return 2
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -140,45 +147,64 @@ def _exit_code() -> int:
     return 0
 
 
-def _external() -> dict[str, list[EntryPoint]]:
-    """Commands of plugins, by name; their modules are not imported."""
-    from rlx.core.discovery import Selection, scan
+def _external() -> dict[str, list[tuple[Provider, EntryPoint]]]:
+    """Commands of plugins, by name, with who brings them; their modules are not imported."""
+    from rlx.core.discovery import COMMAND_GROUP, Selection, scan
 
     selection = Selection()
-    found: dict[str, list[EntryPoint]] = {}
+    found: dict[str, list[tuple[Provider, EntryPoint]]] = {}
     for distribution in scan():
-        for point in distribution.in_group(_GROUP):
+        for point in distribution.in_group(COMMAND_GROUP):
             if selection.admits(distribution.provider.distribution, point.name):
-                found.setdefault(point.name, []).append(point)
+                found.setdefault(point.name, []).append((distribution.provider, point))
     return found
 
 
-def _distributions(points: list[EntryPoint]) -> str:
-    return " and ".join(point.dist.name if point.dist else point.value for point in points)
+def _distributions(offers: list[tuple[Provider, EntryPoint]]) -> str:
+    return " and ".join(provider.distribution for provider, _ in offers)
 
 
 def _load(name: str) -> Any:
     if name in COMMANDS:
         module, _, attribute = COMMANDS[name][0].partition(":")
         return _command(getattr(importlib.import_module(module), attribute))
-    points = _external().get(name)
-    if not points:
+    offers = _external().get(name)
+    if not offers:
         return None
-    if len(points) > 1:
+    if len(offers) > 1:
+        first = offers[0][0].distribution
         raise UsageError(
-            f"the command {name!r} is offered by {_distributions(points)}",
-            where=f"entry points {_GROUP}",
-            fix="uninstall one, or switch one off with RLX_PLUGINS",
+            f"the command {name!r} is offered by {_distributions(offers)}",
+            where="entry points rlx.commands",
+            fix=f"uninstall one, or use one alone: RLX_PLUGINS={first} rlx {name}",
         )
+    return load_command(name, *offers[0])
+
+
+def load_command(name: str, provider: Provider, point: EntryPoint) -> Any:
+    """Import a plugin's command. Raises `UsageError` when that fails or it is no Typer app."""
+    from rlx.core.importing import imported, plugin_traceback
+
+    label = f"the command {name!r} of {provider}"
     try:
-        loaded = points[0].load()
-    except (Exception, SystemExit) as error:
+        with imported():
+            loaded = point.load()
+        command = _command(loaded)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise UsageError(
-            f"the command {name!r} of {_distributions(points)} can't be imported: {error!r}",
-            where=points[0].value,
+            f"{label} can't be imported:\n\n{plugin_traceback(error)}",
+            where=point.value,
             fix="upgrade or uninstall that plugin",
         ) from error
-    return _command(loaded)
+    if not (hasattr(command, "make_context") and hasattr(command, "name")):
+        raise UsageError(
+            f"{label} is a {type(loaded).__name__}, not a Typer app",
+            where=point.value,
+            fix="point the entry point at an instance of typer.Typer",
+        )
+    return command
 
 
 def _command(loaded: Any) -> Any:

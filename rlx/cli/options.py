@@ -21,7 +21,7 @@ _DEFAULTS = RunConfig()
 _ALGORITHM, _SIZES, _PLACES = "What is trained, and how", "Sizes", "Where it runs and writes"
 
 
-def _components(kind: str) -> Callable[[str], list[str]]:
+def component_names(kind: str) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         from rlx.core.plugins import PluginSystem
 
@@ -31,11 +31,11 @@ def _components(kind: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def _words(*words: str) -> Callable[[str], list[str]]:
+def words(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-def _keys(incomplete: str) -> list[str]:
+def key_names(incomplete: str) -> list[str]:
     return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
 
 
@@ -55,7 +55,7 @@ def _default_of(flag: str) -> str:
 
 
 def _component(flag: str, help: str, kind: str) -> Any:
-    return _option(flag, help, _ALGORITHM, _components(kind), metavar="NAME")
+    return _option(flag, help, _ALGORITHM, component_names(kind), metavar="NAME")
 
 
 Text = str | None
@@ -78,7 +78,7 @@ def _declared(
             "--reward",
             "Reward, with a weight if wanted; repeatable.",
             _ALGORITHM,
-            _components("rewards"),
+            component_names("rewards"),
             metavar="NAME[:WEIGHT]",
         ),
     ] = None,
@@ -103,7 +103,7 @@ def _declared(
             "--aggregation",
             "Reduction of the loss over tokens.",
             _ALGORITHM,
-            _words("auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+            words("auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
         ),
     ] = None,
     temperature: Annotated[
@@ -122,7 +122,7 @@ def _declared(
             "--engine",
             "Generates: vllm or transformers.",
             _PLACES,
-            _words("vllm", "transformers"),
+            words("vllm", "transformers"),
         ),
     ] = None,
     runtime: Annotated[
@@ -131,7 +131,7 @@ def _declared(
             "--runtime",
             "ray, or inline: all in this process, for breakpoint().",
             _PLACES,
-            _words("ray", "inline"),
+            words("ray", "inline"),
         ),
     ] = None,
     output: Annotated[
@@ -149,7 +149,7 @@ def _declared(
             "--tracker",
             "Where metrics go; repeatable.",
             _PLACES,
-            _components("trackers"),
+            component_names("trackers"),
             metavar="NAME",
         ),
     ] = None,
@@ -175,7 +175,7 @@ def _declared(
             "--set",
             help="Any setting, as YAML: --set estimator.eps=1e-5.",
             metavar="KEY=VALUE",
-            autocompletion=_keys,
+            autocompletion=key_names,
         ),
     ] = None,
 ) -> None:
@@ -189,9 +189,18 @@ class RunOptions:
     files: tuple[Path, ...]
     sets: tuple[str, ...]
     flags: Mapping[str, Any]
+    names: Mapping[str, str]
+    """Flag → key of the configuration."""
 
-    def settings(self, *, resume: bool = False, replay: Path | None = None) -> Settings:
-        """Merge all layers.
+    def settings(
+        self,
+        *,
+        resume: bool = False,
+        replay: Path | None = None,
+        preset: Mapping[str, Any] | None = None,
+        preset_name: str = "preset",
+    ) -> Settings:
+        """Merge all layers; `preset` is what the command sets in place of the defaults.
 
         `--resume --output FOLDER` starts from that run's own configuration. Without `--resume`,
         the configuration of an earlier run (`-c runs/x/config.yaml`) does not say where to write,
@@ -208,7 +217,14 @@ class RunOptions:
                 raise UsageError(f"there is no run in {replay}", where="--replay")
             files = files or [replay / CONFIG_NAME]
             sets = (*sets, f"replay={json.dumps(str(replay.resolve()))}")
-        settings = load_settings(files=files, sets=sets, flags=self.flags)
+        settings = load_settings(
+            files=files,
+            sets=sets,
+            flags=self.flags,
+            names=self.names,
+            preset=preset,
+            preset_name=preset_name,
+        )
         of_runs = [path for path in files if (path.parent / MANIFEST_NAME).is_file()]
         origin = settings.origin("output").rpartition(":")[0]
         if resume or origin not in map(str, of_runs):
@@ -221,26 +237,44 @@ class RunOptions:
 
 def run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all options of a run; it receives them as `options: RunOptions`."""
-    shared = inspect.signature(_declared, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-    extra = [item for name, item in own.items() if name != "options"]
+    return options_of(_declared, FLAGS)(command)
 
-    @functools.wraps(command)
-    def wrapper(**given: Any) -> None:
-        files, sets = given.pop("config"), given.pop("set_")
-        flags = {name: given.pop(name) for name in FLAGS}
-        if given.pop("no_rlxfile"):
-            flags["no_plugin"] = [*(flags["no_plugin"] or ()), "rlxfile"]
-        options = RunOptions(
-            files=tuple(files or ()),
-            sets=tuple(sets or ()),
-            flags={name: None if value == [] else value for name, value in flags.items()},
-        )
-        command(options=options, **given)
 
-    parameters = [
-        item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*shared.values(), *extra)
-    ]
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
-    return wrapper
+def options_of(
+    declared: Callable[..., None], names: Mapping[str, str]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `declared` beside its own; see `run_options`.
+
+    Args:
+        declared: a function with the options as parameters; it is never called. Beside the flags of
+            `names` it has `config`, `set_` and `no_rlxfile`.
+        names: flag → key of the configuration.
+    """
+    shared = inspect.signature(declared, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        extra = [item for name, item in own.items() if name != "options"]
+
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> None:
+            files, sets = given.pop("config"), given.pop("set_")
+            flags = {name: given.pop(name) for name in names}
+            if given.pop("no_rlxfile"):
+                flags["no_plugin"] = [*(flags["no_plugin"] or ()), "rlxfile"]
+            options = RunOptions(
+                files=tuple(files or ()),
+                sets=tuple(sets or ()),
+                flags={name: None if value == [] else value for name, value in flags.items()},
+                names=names,
+            )
+            command(options=options, **given)
+
+        parameters = [
+            item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in (*shared.values(), *extra)
+        ]
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
+        return wrapper
+
+    return decorate

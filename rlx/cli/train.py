@@ -15,7 +15,7 @@ from rlx.core.run import CONFIG_NAME, METRICS_NAME
 from rlx.core.settings import Settings, dump_yaml
 
 if TYPE_CHECKING:
-    from rlx.core.engine.train import TrainResult
+    from rlx.core.engine.session import TrainResult
     from rlx.core.plugins import PluginSystem
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -87,24 +87,13 @@ def _dry_run(settings: Settings, plugins: PluginSystem, *, resume: bool) -> None
 
 def _report(result: TrainResult, settings: Settings) -> None:
     out = console()
-    folder = _shown(result.folder)
+    folder = shown(result.folder)
     total = settings.config.steps
     reason = f", {result.reason}" if result.reason and result.steps < total else ""
     out.print(f"{result.steps} of {total} steps{reason}")
     if "reward/mean" in result.metrics:
         out.print(f"reward {result.metrics['reward/mean']:.3f} in the last step")
-    rows = {
-        "settings": CONFIG_NAME,
-        "metrics": METRICS_NAME,
-        "rollouts": "rollouts",
-        "checkpoints": "checkpoints",
-        "model": "export",
-    }
-    out.print(f"files in {folder}/")
-    for label, name in rows.items():
-        path = result.folder / name
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            out.print(f"  {label:<12} {name}{'/' if path.is_dir() else ''}")
+    files_of(result.folder, folder)
     place = shlex.quote(folder)
     if result.steps < total:
         next_step(f"rlx train --resume --output {place}", f"rlx runs show {place}")
@@ -112,7 +101,24 @@ def _report(result: TrainResult, settings: Settings) -> None:
         next_step(f"rlx runs show {place}", f"rlx runs rollouts {place}")
 
 
-def _shown(folder: Path) -> str:
+def files_of(folder: Path, name: str) -> None:
+    """Print where the files of a run are; `name` is what the user calls its folder."""
+    out = console()
+    rows = {
+        "settings": CONFIG_NAME,
+        "metrics": METRICS_NAME,
+        "rollouts": "rollouts",
+        "checkpoints": "checkpoints",
+        "model": "export",
+    }
+    out.print(f"files in {name}/")
+    for label, part in rows.items():
+        path = folder / part
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            out.print(f"  {label:<12} {part}{'/' if path.is_dir() else ''}")
+
+
+def shown(folder: Path) -> str:
     """Relative to the working directory where it lies below it."""
     try:
         return str(folder.resolve().relative_to(Path.cwd()))

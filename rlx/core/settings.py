@@ -80,6 +80,8 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     names: Mapping[str, str] = FLAGS,
     env: Mapping[str, str] | None = None,
+    preset: Mapping[str, Any] | None = None,
+    preset_name: str = "preset",
 ) -> Settings:
     """Merge all layers and validate the result.
 
@@ -89,6 +91,8 @@ def load_settings(
         flags: values of the flags of `names`; None means that the flag was not given.
         names: flag → key, for a command with flags of its own.
         env: environment; unset: the process's own.
+        preset: what a command sets in place of the defaults, below all other layers.
+        preset_name: the origin of its values.
 
     Raises:
         UsageError: one error that lists every wrong key with its origin and allowed values.
@@ -98,6 +102,7 @@ def load_settings(
 
     def build(recipe: Mapping[str, Any]) -> Tree:
         tree = Tree()
+        tree.assign_mapping(preset or {}, lambda _: preset_name)
         tree.assign_mapping(recipe, lambda _: RECIPE)
         for value, origin in documents:
             tree.assign_mapping(value, origin)
