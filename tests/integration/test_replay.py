@@ -22,13 +22,18 @@ async def two_turns(turn: Turn) -> Step:
         return Step(observation="\\nagain: ", reward=reward)
     return Step(reward=reward, done=True, metrics={"length": float(len(turn.action))})
 '''
+CALLS = ("reward/failed", "reward/workers_replaced")
 ENGINE = ("rollout/", "reward/", "group/", "mismatch/", "policy/", "advantage/", "length")
 
 
 def learning(folder: Path) -> list[dict[str, float]]:
     """The metrics that say what was learned, without who sampled it and how fast."""
     return [
-        {name: value for name, value in step.items() if name.startswith(ENGINE)}
+        {
+            name: value
+            for name, value in step.items()
+            if name.startswith(ENGINE) and name not in CALLS
+        }
         for step in metrics(folder)
     ]
 
