@@ -31,7 +31,7 @@ FLAGS = {
     "keep": "generate.keep",
     "min_reward": "generate.min_reward",
     "min_margin": "generate.min_margin",
-    "format": "generate.format",
+    "parquet": "generate.parquet",
     "temperature": "generate.temperature",
     "max_new_tokens": "rollout.max_new_tokens",
     "max_tasks": "data.max_samples",
@@ -76,8 +76,8 @@ def generate(
         float | None,
         typer.Option("--min-margin", help="pairs: least difference of the rewards."),
     ] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", help="Of the files: jsonl or parquet.")
+    parquet: Annotated[
+        bool | None, typer.Option("--parquet", help="Write Parquet, not JSON lines.")
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
     max_new_tokens: Annotated[

@@ -284,7 +284,8 @@ class GenerateConfig(Part):
     truncated: Literal["drop", "keep"] = "drop"
     """Samples that ran out of tokens: `drop` leaves them out of all files but `all`, because
     training on them would teach to stop in mid-sentence."""
-    format: Literal["jsonl", "parquet"] = "jsonl"
+    parquet: bool = False
+    """Write Parquet in place of JSON lines."""
 
 
 class OfflineConfig(Part):

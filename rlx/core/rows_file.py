@@ -57,8 +57,8 @@ def _write_parquet(path: Path, rows: Rows) -> int:
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(
             f"the rows can't be written as Parquet: {error}",
-            where="generate.format",
-            fix="`--format jsonl`, which takes mixed columns",
+            where="generate.parquet",
+            fix="JSON lines, which take mixed columns",
         ) from error
     return count
 

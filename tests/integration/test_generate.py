@@ -112,7 +112,7 @@ def test_other_data_is_not_mixed_in(workspace: Path):
 @pytest.mark.slow
 def test_ray_vllm_and_parquet(workspace: Path):
     reward = ("--reward", "mypkg:digits", "--select", "best", "--select", "all")
-    more = (*reward, "--format", "parquet", "--keep", "2")
+    more = (*reward, "--parquet", "--keep", "2")
     run(workspace, words("out", *more, engine="vllm", runtime="ray"))
     table = pyarrow.parquet.read_table(workspace / "out/samples.parquet").to_pylist()
     counts = Counter(row["task"] for row in table)

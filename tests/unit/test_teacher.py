@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlx.core.errors import UsageError
-from rlx.core.offline.teacher import check_vocabulary, load_vocabulary
+from rlx.core.offline.teacher import check_vocabulary
 
 OURS = {"a": 0, "b": 1, "c": 2}
 
@@ -29,8 +29,3 @@ def test_the_first_difference_is_named(theirs: dict[str, int], expected: str) ->
     assert expected in caught.value.what
     assert caught.value.where == "offline.teacher"
     assert "rlx generate TEACHER" in (caught.value.fix or "")
-
-
-def test_a_teacher_without_a_tokenizer_is_a_mistake(tmp_path) -> None:
-    with pytest.raises(UsageError, match="no tokenizer that can be loaded"):
-        load_vocabulary(str(tmp_path))

@@ -226,7 +226,7 @@ def _write(form: str, job: GenerateJob, folder: Path, journal: Journal) -> Writt
         dropped.clear()  # a file may be written in several passes
         return picked(form, iter(journal), settings, dropped)
 
-    path = folder / f"{FILES[form]}.{settings.format}"
+    path = folder / f"{FILES[form]}{'.parquet' if settings.parquet else '.jsonl'}"
     count = write_rows(path, rows)
     return WrittenFile(path=path, rows=count, dropped=dict(dropped))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rlx.core.errors import UsageError
 
@@ -29,24 +28,9 @@ def check_vocabulary(
         f"{_shown(other.get(number))} there and {_shown(own.get(number))} here "
         f"({len(other):,} and {len(own):,} tokens)",
         where=_WHERE,
-        fix="a teacher with the student's tokenizer; of any other, train on its samples: "
-        "`rlx generate TEACHER` and `rlx sft`",
+        fix="a teacher with the student's tokenizer; of any other, fine-tune on its samples "
+        "(`rlx generate TEACHER`)",
     )
-
-
-def load_vocabulary(model: str) -> dict[str, int]:
-    """Token → id of a model's tokenizer; raises UsageError when there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"the teacher {model} has no tokenizer that can be loaded: {error}",
-            where=_WHERE,
-            fix="a folder with the model and its tokenizer",
-        ) from error
-    return dict(tokenizer.get_vocab())
 
 
 def _shown(token: str | None) -> str:
