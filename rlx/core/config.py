@@ -323,6 +323,11 @@ class OfflineConfig(Part):
     """Column with the judgement of each step: true or false, or a share."""
     separator: str = "\n"
     """Text after each step; its last token is the one at which the step is judged."""
+    teacher: str | None = None
+    """Model folder or hub name whose distributions an objective may require; it has the trained
+    model's vocabulary."""
+    teacher_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights of the teacher; `auto`: as they are stored."""
     reference_cache: Path | None = None
     """Folder in which log-probs of the reference model are kept for other runs; unset: the run's
     own `reference/`."""

@@ -22,6 +22,7 @@ _ENGINES = {
 _CRITIC = "rlx.core.engine.learner.value_learner:ValueLearner"
 _LEARNER = "rlx.core.engine.learner.learner:PolicyLearner"
 _OBJECTIVE_LEARNER = "rlx.core.engine.learner.objective_learner:ObjectiveLearner"
+_LOGIT_LEARNER = "rlx.core.engine.learner.logit_learner:LogitLearner"
 _SCORER = "rlx.core.engine.learner.scorer:Scorer"
 _REWARDS = "rlx.core.engine.rewards:RewardWorker"
 
@@ -69,12 +70,19 @@ def learner_specs(
 
 
 def objective_specs(
-    config: RunConfig, model: str, selection: OfflineSelection, *, dtype: str, pad: int | None
+    config: RunConfig,
+    model: str,
+    selection: OfflineSelection,
+    *,
+    dtype: str,
+    pad: int | None,
+    teacher: str | None = None,
 ) -> list[WorkerSpec]:
     """One spec for each rank of the learner of an offline run.
 
     Args:
         pad: token that pads, for those who load the trained model.
+        teacher: folder of the teacher, where one is required.
     """
     own = {
         "model": model,
@@ -83,7 +91,10 @@ def objective_specs(
         "pad_token_id": pad,
         "total_updates": config.steps,
     }
-    return _rank_specs("learner", _OBJECTIVE_LEARNER, config, own)
+    if selection.needs.head != "logits":
+        return _rank_specs("learner", _OBJECTIVE_LEARNER, config, own)
+    beside = {"teacher": teacher, "teacher_dtype": config.offline.teacher_dtype}
+    return _rank_specs("learner", _LOGIT_LEARNER, config, {**own, **beside})
 
 
 def critic_specs(config: RunConfig, model: str, selection: Selection) -> list[WorkerSpec]:

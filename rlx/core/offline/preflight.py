@@ -116,6 +116,19 @@ def _wishes(config: RunConfig, selection: OfflineSelection) -> Iterator[Finding]
             "kl.reference",
             "an objective that requires ref_logprobs, or leave it out",
         )
+    needs_teacher = "teacher_logits" in selection.requires
+    if needs_teacher and config.offline.teacher is None:
+        yield error(
+            f"the objective {selection.objective.name!r} needs a teacher, and none is named",
+            "offline.teacher",
+            "`--teacher MODEL`: a folder or hub name with the same vocabulary",
+        )
+    elif config.offline.teacher is not None and not needs_teacher:
+        yield warning(
+            f"the objective {selection.objective.name!r} reads no teacher",
+            "offline.teacher",
+            "an objective that requires teacher_logits, or leave it out",
+        )
     if config.offline.margin and selection.needs.data != "pairs":
         yield warning(
             f"the objective {selection.objective.name!r} reads no pairs",

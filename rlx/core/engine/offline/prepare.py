@@ -19,6 +19,7 @@ from rlx.core.offline.preflight import check_offline, check_offline_output
 from rlx.core.offline.rows import RowBatch, join
 from rlx.core.offline.selection import OfflineSelection, select_offline
 from rlx.core.offline.sources import Source, load_source
+from rlx.core.offline.teacher import check_vocabulary
 from rlx.core.plugins import PluginSystem
 from rlx.core.preflight_case import Finding
 from rlx.core.run import default_folder
@@ -39,6 +40,8 @@ class OfflinePlan:
     """Token that pads, for those who load the trained model."""
     sources: Sequence[Source]
     evaluation: Sequence[Source]
+    teacher: str | None = None
+    """Folder of the teacher, where one is required."""
     total_rows: int
     dtype: str
     resume: bool
@@ -91,6 +94,7 @@ def prepare_offline(
     plugins.control("rlx_configure", config=config)
     tokenizer = plain_tokenizer(model, config.data)
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    teacher = _teacher(config, selection, tokenizer)
     reader = _Reader(config, selection, info, tokenizer, pad, status)
     sources = reader.training()
     evaluation = reader.evaluation()
@@ -114,6 +118,7 @@ def prepare_offline(
         pad=pad,
         sources=sources,
         evaluation=evaluation,
+        teacher=teacher,
         total_rows=total_rows,
         dtype=info.dtype if config.learner.dtype == "auto" else config.learner.dtype,
         resume=resume,
@@ -186,3 +191,14 @@ class _Reader:
             where=where,
             status=self.status,
         )
+
+
+def _teacher(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -> str | None:
+    """The teacher's folder; raises UsageError unless its vocabulary is the model's."""
+    named = config.offline.teacher
+    if "teacher_logits" not in selection.requires or named is None:
+        return None
+    folder = resolve_model(named, where="offline.teacher")
+    theirs = load_tokenizer(folder, DataConfig()).get_vocab()
+    check_vocabulary(named, theirs, config.model, tokenizer.get_vocab())
+    return folder

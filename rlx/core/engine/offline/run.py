@@ -100,7 +100,12 @@ class OfflineSession(Session):
         has its starting weights, unless the reference is another model."""
         plan, config = self._plan, self._config
         specs = workers.objective_specs(
-            config, plan.model, plan.selection, dtype=plan.dtype, pad=plan.pad
+            config,
+            plan.model,
+            plan.selection,
+            dtype=plan.dtype,
+            pad=plan.pad,
+            teacher=plan.teacher,
         )
         other = self._other_reference()
         references = []
