@@ -31,6 +31,7 @@ COMMANDS = {
     "prm": ("rlx.cli.offline:prm", "Train a process reward model on judged steps."),
     "dpo": ("rlx.cli.offline:dpo", "Train on preference pairs directly (dpo, ipo, simpo, orpo)."),
     "kto": ("rlx.cli.offline:kto", "Train on answers that are desirable or not."),
+    "distill": ("rlx.cli.offline:distill", "Draw a model's distributions to a teacher's."),
     "plan": ("rlx.cli.plan:app", "Show what would run where: batches, memory, processes."),
     "doctor": ("rlx.cli.doctor:app", "Check this machine: versions, devices, known problems."),
     "plugins": ("rlx.cli.plugins:app", "List, show, check and create components and plugins."),

@@ -78,6 +78,13 @@ kto = _command(
     f"Rows are prompt, completion and label (true or false). {_COLUMNS}",
     {"objective": "kto", "learner": {"lr": 1e-6, "schedule": "linear"}},
 )
+distill = _command(
+    "distill",
+    "Draw a model's distributions to those of a teacher.",
+    "Rows are those of `rlx sft`; with answers that the model itself wrote (`rlx generate`) it is "
+    "taught on policy. --set objective.divergence=forward_kl, reverse_kl or js. " + _COLUMNS,
+    {"objective": "distill", "learner": {"lr": 2e-5, "schedule": "cosine"}},
+)
 
 
 def _train(

@@ -22,6 +22,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "max_length": "offline.max_length",
     "max_samples": "data.max_samples",
     "reference": "kl.reference",
+    "teacher": "offline.teacher",
     "seed": "seed",
     "ranks": "learner.ranks",
     "runtime": "runtime.kind",
@@ -66,6 +67,9 @@ def declared(
     reference: Annotated[
         Text,
         _option("--reference", "Reference model (default: where training starts).", _WHAT),
+    ] = None,
+    teacher: Annotated[
+        Text, _option("--teacher", "Model to distil from, of the same vocabulary.", _WHAT)
     ] = None,
     lr: Annotated[Number, _option("--lr", "Learning rate.", _WHAT)] = None,
     seed: Annotated[Count, _option("--seed", "Of everything random.", _WHAT)] = None,

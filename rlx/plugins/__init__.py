@@ -51,7 +51,7 @@ _REWARDS: Final = (
 _REWARD_CLASSES: Final = {"model": "Model", "judge": "Judge", "remote": "Remote"}
 _REWARD_SCHEMES: Final = ("openrlhf:", "trl:", "verl:")
 _AGENT_SCHEMES: Final = ("openrlhf:",)
-_OBJECTIVES: Final = ("sft", "rm", "prm", "dpo", "ipo", "simpo", "orpo", "kto")
+_OBJECTIVES: Final = ("sft", "rm", "prm", "dpo", "ipo", "simpo", "orpo", "kto", "distill")
 _AGENTS: Final = ("single_turn", "retry")
 _AGENT_CLASSES: Final = {
     "python_repl": "PythonRepl",

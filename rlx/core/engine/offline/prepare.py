@@ -199,6 +199,6 @@ def _teacher(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -> 
     if "teacher_logits" not in selection.requires or named is None:
         return None
     folder = resolve_model(named, where="offline.teacher")
-    theirs = load_tokenizer(folder, DataConfig()).get_vocab()
+    theirs = plain_tokenizer(folder, DataConfig()).get_vocab()
     check_vocabulary(named, theirs, config.model, tokenizer.get_vocab())
     return folder
