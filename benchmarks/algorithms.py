@@ -1,10 +1,11 @@
 """Train the embedded task with every estimator and every loss from the same start.
 
-    python -m benchmarks.algorithms [--steps 30] [--only NAME …]
+    python -m benchmarks.algorithms [--steps 30] [--only NAME …] [--keep FILE]
 
 Every estimator runs with the loss `ppo`, every loss with the estimator `group_norm`, each in a
 process of its own (inline, transformers engine). Prints a Markdown table (reward after n steps,
-seconds) and draws the curves into docs/algorithms.png.
+seconds) and draws the curves into docs/algorithms.png. With `--keep` the runs are kept in a file,
+and only those that it lacks are made: an interrupted benchmark goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlx.core.plugins import PluginSystem
 
@@ -36,17 +38,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--keep", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    curves: dict[str, dict[str, list[float]]] = {}
+    keep: Path | None = arguments.keep
+    done: dict[str, Any] = json.loads(keep.read_text()) if keep and keep.is_file() else {}
     print(
         f"| kind | name | first step | mean of the last {TAIL} | seconds |\n|---|---|---|---|---|"
     )
+    curves: dict[str, dict[str, list[float]]] = {}
     for kind in BASELINE:
         curves[kind] = {}
         for name in names(kind):
             if arguments.only and name not in arguments.only:
                 continue
-            rewards, seconds = train(kind, name, arguments.steps)
+            key = f"{kind} {name} {arguments.steps}"
+            if key not in done:
+                done[key] = train(kind, name, arguments.steps)
+                if keep:
+                    keep.write_text(json.dumps(done))
+            rewards, seconds = done[key]
             curves[kind][name] = rewards
             last = sum(rewards[-TAIL:]) / TAIL
             row = f"| {kind} | `{name}` | {rewards[0]:.3f} | {last:.3f} | {seconds:.0f} |"

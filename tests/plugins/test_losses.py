@@ -393,6 +393,15 @@ def test_covariance_is_ranked_over_the_whole_step() -> None:
     assert within.metrics["cov_penalty_rate"].tolist() == [False, False]
 
 
+@pytest.mark.parametrize(("fraction", "chosen"), [(0.0, 0), (1e-6, 1), (0.5, 5), (1.0, 7)])
+def test_fraction_of_covariance_losses_is_of_the_steps_tokens(fraction: float, chosen: int) -> None:
+    """Seven of the eleven tokens have a positive covariance."""
+    x = inputs_of(random_data(0))
+    assert int(kl_cov(x, fraction=fraction).metrics["cov_penalty_rate"].sum()) == chosen
+    wide = {"cov_low": 0.0, "cov_high": 1e9}
+    assert int(clip_cov(x, fraction=fraction, **wide).metrics["cov_clip_rate"].sum()) == chosen
+
+
 def test_constant_advantages_have_no_covariance_to_penalise() -> None:
     x = loss_inputs(logprobs=[-1.0, -2.0, -3.0], advantages=[1.0, 1.0, 1.0])
     assert not kl_cov(x, fraction=1.0).metrics["cov_penalty_rate"].any()

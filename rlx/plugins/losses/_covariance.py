@@ -9,7 +9,9 @@ from rlx.core.ragged import Tensor
 
 
 def highest_covariance(x: LossInputs, *, fraction: float, low: float, high: float) -> Tensor:
-    """Mask [N] of the `fraction` (at least one) of the step's tokens with the highest covariance.
+    """Mask [N] of the `fraction` of the step's tokens with the highest covariance.
+
+    At least one token, where the fraction is not 0.
 
     cov_t = (log π_old − mean)·(A − mean), strictly between low and high; means and ranks are over
     the whole optimizer step, so the choice does not depend on micro-batches. π_old stands in for
@@ -20,7 +22,7 @@ def highest_covariance(x: LossInputs, *, fraction: float, low: float, high: floa
     centre = x.batch_mean(logprobs), x.batch_mean(advantages)
     step = (logprobs - centre[0]) * (advantages - centre[1])
     candidates = step[(step > low) & (step < high)]
-    if not candidates.numel():
+    if not candidates.numel() or fraction == 0:
         return torch.zeros_like(x.advantages, dtype=torch.bool)
     count = min(max(1, int(fraction * x.step_advantages.numel())), candidates.numel())
     threshold = candidates.topk(count).values[-1]
