@@ -220,7 +220,7 @@ class Conversation:
 
 def _same_text(first: str, second: str) -> bool:
     """Whether two texts are the same but for white space, which many templates trim."""
-    return first == second or first.split() == second.split()
+    return first == second or "".join(first.split()) == "".join(second.split())
 
 
 def _explanation(expected: str, found: str) -> str:
