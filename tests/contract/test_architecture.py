@@ -28,9 +28,10 @@ MAY_IMPORT = {
 }
 EXCEPTIONS = {
     ("rlx.core.plugins", "rlx.plugins"): "registers the built-ins like any plugin",
-    ("rlx.core.config", "rlx.plugins.defaults"): "asks which components a run has by default",
+    ("rlx.core.config_base", "rlx.plugins.defaults"): "asks which components a run has by default",
     ("rlx.core.models", "rlx.embedded"): "finds the model that ships with rlx",
     ("rlx.core.episode", "rlx.core.engine.interfaces"): "for type checkers only",
+    ("rlx.testing.package", "rlx.cli.main"): "loads commands as the command line does",
 }
 ONLY_THE_ENGINE = {"ray", "vllm", "deepspeed"}
 NOT_THE_CORE = {"transformers", "fastapi", "uvicorn", "typer", "rich"}

@@ -1,0 +1,99 @@
+"""Configuration of what is trained: learner, critic, KL, and what the core adds to the loss."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlx.core.config_base import Part
+
+
+class LearnerConfig(Part):
+    """How the policy is trained."""
+
+    lr: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    max_grad_norm: float = Field(1.0, gt=0)
+    nonfinite: Literal["raise", "skip"] = "raise"
+    """What a NaN or an infinity in a loss, gradient or advantage does: end the run with a report
+    of where it came from, or leave that optimizer step out and count it."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights of the learner (bfloat16 keeps a float32 master copy); `auto`: the checkpoint's."""
+    minibatch_size: int | None = Field(None, ge=1)
+    """Rollouts per optimizer step; unset: the whole batch, which keeps training on policy."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch."""
+    token_budget: int = Field(4096, ge=16)
+    """Most tokens in one micro-batch; the gradient does not depend on it."""
+    row_tokens: int = Field(512, ge=8)
+    """Most tokens in a row of packed sequences, unless one is longer; short ones get short rows."""
+    logprob_chunk: int = Field(0, ge=0)
+    """Positions per chunk of the vocabulary projection, recomputed backward; 0: in one piece."""
+    gradient_checkpointing: bool = False
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed ZeRO stage; unset: 0 for one float32 rank, else 1."""
+    ranks: int = Field(1, ge=1)
+
+
+class CriticConfig(Part):
+    """The value model, trained when a component requires values.
+
+    What is not here (schedule, packing, ranks, …) it has in common with the policy's learner.
+    """
+
+    model: str | None = None
+    """Folder or hub name that it starts from, a reward model's with its head; unset: the policy's
+    starting weights with a head of zeros."""
+    lr: float = Field(1e-5, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    """First training steps, in which only the critic is trained."""
+    value_clip: float | None = Field(0.5, gt=0)
+    """Most that a value may gain from moving away from what it was before the step; null: any."""
+    coefficient: float = Field(0.5, gt=0)
+    """Weight of the value loss; Adam hides it, clipping the gradient's norm does not."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    epochs: int | None = Field(None, ge=1)
+    """Passes over each batch; unset: `learner.epochs`."""
+    minibatch_size: int | None = Field(None, ge=1)
+    """Rollouts per optimizer step; unset: `learner.minibatch_size`."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed ZeRO stage; unset: `learner.zero_stage`."""
+    placement: Literal["colocated", "apart"] = "colocated"
+    """`colocated`: in the policy's processes, one trains after the other; `apart`: in processes
+    (under `inline`, threads) of its own with half of the cores, both train at the same time."""
+
+
+class KLConfig(Part):
+    """Divergence from the reference model (the starting weights)."""
+
+    coef: float = Field(0.0, ge=0)
+    """β, where it starts; at 0 no reference model is loaded."""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """`adaptive` moves β after each step so that `policy/kl_ref` nears `target`."""
+    target: float = Field(0.1, gt=0)
+    """Nats per action token, of the adaptive controller."""
+    horizon: int = Field(10_000, ge=1)
+    """Rollouts over which the adaptive controller may change β by about 20 %."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    placement: Literal["loss", "reward"] = "loss"
+    reference: str | None = None
+    """Model folder of the reference; unset: the model that the run starts from."""
+
+
+class AlgorithmConfig(Part):
+    """What the core adds to the loss."""
+
+    aggregation: Literal["auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "auto"
+    )
+    """Reduction over tokens, with denominators over the whole optimizer step; `auto`: what the
+    loss or the estimator names, else `token-mean`."""
+    entropy_coef: float = Field(0.0, ge=0)
+    old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
+    """`auto`: an extra forward pass only when the batch is used for more than one update;
+    `rollout`: the engine's log-probs stand in."""
