@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rlx.core.rewards import Reward, RewardInputs
     from rlx.core.rollouts import Group, Rollout, Span, Task, TrainBatch
     from rlx.core.samplers import Drop
+    from rlx.core.tool_calls import parse_tool_calls
 
 _HOMES = {
     "Advantages": "rlx.core.inputs",
@@ -64,6 +65,7 @@ _HOMES = {
     "WorkerContext": "rlx.core.hookspecs",
     "component": "rlx.core.component",
     "hookimpl": "rlx.core.hookspecs",
+    "parse_tool_calls": "rlx.core.tool_calls",
     "resolve": "rlx.core.plugins",
     "train": "rlx.core.engine.train",
 }
@@ -100,6 +102,7 @@ __all__ = [  # noqa: RUF022 (constants first)
     "WorkerContext",
     "component",
     "hookimpl",
+    "parse_tool_calls",
     "resolve",
     "train",
 ]

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlx.core.conversation import Conversation, Observation, shortened
 from rlx.core.errors import ComponentError, did_you_mean
+from rlx.core.messages import for_template
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
 from rlx.core.segment import Segment, TurnRecord, lay_out
 from rlx.core.stops import before_stop, cut_at_stop, stop_token_ids
@@ -159,14 +160,20 @@ class Episode:
         to its tokens; anything else begins a new segment. Calls may run side by side.
 
         Args:
-            messages: from the first one on, with the earlier answers in their place.
+            messages: from the first one on, with the earlier answers in their place; in the forms
+                that chat APIs know (parts of text, arguments of tools as JSON).
             tools: JSON schemas of functions, for the chat template.
             show: the message that the agent makes of the model's text, for example with its tool
                 calls taken out; what it sends back later is compared with that.
             overrides: as of `generate`.
 
-        Raises as `generate`; ComponentError for a model without chat template.
+        Raises as `generate`; ComponentError for a model without chat template, and for messages
+        that are no text.
         """
+        try:
+            messages = [for_template(message) for message in messages]
+        except ValueError as error:
+            raise ComponentError(str(error)) from error
         segment = self._going_on_from(lambda one: one.talk.rest_of(messages, tools))
         if segment is None:
             history = self.limits.history

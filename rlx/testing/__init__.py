@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlx.testing.agents import check_agent
     from rlx.testing.corrections import check_correction
+    from rlx.testing.episodes import agent_task, play_agent
     from rlx.testing.estimators import check_estimator
     from rlx.testing.groups import group_inputs
     from rlx.testing.inputs import correction_inputs, estimator_inputs, loss_inputs
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ConformanceError": "violations",
     "Violation": "violations",
+    "agent_task": "episodes",
     "check_agent": "agents",
     "check_correction": "corrections",
     "check_estimator": "estimators",
@@ -39,12 +41,14 @@ _HOMES = {
     "estimator_inputs": "inputs",
     "group_inputs": "groups",
     "loss_inputs": "inputs",
+    "play_agent": "episodes",
     "reward_inputs": "samples",
 }
 
 __all__ = [
     "ConformanceError",
     "Violation",
+    "agent_task",
     "check_agent",
     "check_correction",
     "check_estimator",
@@ -57,6 +61,7 @@ __all__ = [
     "estimator_inputs",
     "group_inputs",
     "loss_inputs",
+    "play_agent",
     "reward_inputs",
 ]
 
