@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Part(BaseModel):
     """Base of every section: unknown keys are errors, attribute docstrings are the help texts."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ComponentConfig(Part):
@@ -73,16 +76,17 @@ def _reference(component: Any) -> str:
 
 
 def split_weight(text: str) -> tuple[str, float]:
-    """Split `style:0.5` into name and weight; `pkg.mod:attr` has no weight.
+    """Split `style:0.5` into name and weight; `pkg.mod:attr` has no weight, whatever it is called.
 
-    >>> split_weight("pkg.mod:attr:0.5"), split_weight("pkg.mod:attr")
-    (('pkg.mod:attr', 0.5), ('pkg.mod:attr', 1.0))
+    >>> split_weight("pkg.mod:attr:0.5"), split_weight("pkg.mod:attr"), split_weight("mine.py:inf")
+    (('pkg.mod:attr', 0.5), ('pkg.mod:attr', 1.0), ('mine.py:inf', 1.0))
     """
     head, _, tail = text.rpartition(":")
     try:
-        return (head, float(tail)) if head else (text, 1.0)
+        weight = float(tail)
     except ValueError:
         return text, 1.0
+    return (head, weight) if head and math.isfinite(weight) else (text, 1.0)
 
 
 def short_names(names: Sequence[str], *, taken: Collection[str] = ()) -> list[str]:

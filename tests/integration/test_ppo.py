@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from whole_runs import arguments, metrics, run, weights
 
+RECIPE = Path(__file__).resolve().parents[2] / "benchmarks" / "ppo.yaml"
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PPO = "--estimator gae --set critic.lr=3e-3 --set learner.minibatch_size=8 --set learner.epochs=2"
 EVERYTHING = (
@@ -34,6 +35,17 @@ def test_resumed_run_continues_bit_by_bit(workspace: Path) -> None:
     assert len({record["reward/running_mean"] for record in straight}) == 5
     assert [("policy/loss" in record) for record in straight] == [False] + [True] * 4
     assert all("critic/loss" in record for record in straight)
+
+
+def test_ppo_learns_the_embedded_task_and_its_critic_the_returns(workspace: Path) -> None:
+    """The recipe of docs/results.md, 60 steps: the one test of both numbers; about a minute."""
+    words = ["train", "-c", str(RECIPE), "--runtime", "inline", "--engine", "transformers"]
+    run(workspace, [*words, "--output", "ppo"])
+    records = metrics(workspace / "ppo")
+    explained = [record["critic/explained_variance"] for record in records]
+    assert explained[0] == 0
+    assert sum(explained[-10:]) / 10 > 0.3
+    assert sum(record["reward/mean"] for record in records[-10:]) / 10 >= 0.9
 
 
 def test_critic_learns_what_the_prompt_tells_of_the_reward(workspace: Path) -> None:

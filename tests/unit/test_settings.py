@@ -112,6 +112,20 @@ def test_reward_flags_replace_the_rewards_below(tmp_path: Path) -> None:
     assert settings.origin("rewards.0.name") == "--reward"
 
 
+@pytest.mark.parametrize("name", ["nan", "inf", "infinity"])
+def test_a_function_called_like_a_number_is_a_name(name: str) -> None:
+    rewards = load(flags={"reward": [f"pkg.mod:{name}", f"mine.py:{name}:2"]}).config.rewards
+    assert rewards[0] == RewardConfig(name=f"pkg.mod:{name}")
+    assert rewards[1] == RewardConfig(name=f"mine.py:{name}", weight=2)
+
+
+@pytest.mark.parametrize("setting", ["learner.lr=.inf", "kl.coef=.nan", "rewards.0.weight=.nan"])
+def test_numbers_must_be_finite(setting: str) -> None:
+    caught = error(setting, flags={"reward": ["math"]})
+    assert "is not allowed" in caught.what
+    assert caught.where.startswith(setting.partition("=")[0])
+
+
 def test_a_single_reward_need_not_be_a_list(tmp_path: Path) -> None:
     assert load(files=[write(tmp_path, "rewards: math\n")]).config.rewards[0].name == "math"
 
