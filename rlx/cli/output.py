@@ -5,12 +5,15 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from rlx.core.errors import RlxError, UsageError
 
 _RLX = str(Path(__file__).resolve().parent.parent)
+_COMMAND_LINE = (str(Path(__file__).with_name("main.py")), str(Path(typer.__file__).parent))
+"""What every command is called through."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -48,16 +51,16 @@ def print_failure(error: BaseException) -> None:
     """A failure that is no mistake in the input.
 
     An error that rlx raised is its message, with the traceback of the user's code below it; any
-    other error is a bug or a library's, and shows all of its traceback.
+    other error is a bug, a library's or a plugin's, and shows its traceback below the command.
     """
     out = console(stderr=True)
     if not isinstance(error, RlxError):
-        out.print("".join(traceback.format_exception(error)).rstrip())
+        out.print(_traceback_below(error, _COMMAND_LINE))
         out.print(Text("error: ", style="bold red") + Text(f"{type(error).__name__}: {error}"))
         return
     cause = error.__cause__
     if cause is not None and not isinstance(cause, RlxError):
-        out.print(_traceback_outside_rlx(cause))
+        out.print(_traceback_below(cause, (_RLX, *_COMMAND_LINE)))
     out.print(Text("error: ", style="bold red") + Text(str(error)))
 
 
@@ -67,11 +70,12 @@ def next_step(*commands: str, stderr: bool = False) -> None:
     console(stderr=stderr).print(label + Text("   ".join(commands), style="cyan"))
 
 
-def _traceback_outside_rlx(error: BaseException) -> str:
-    """The traceback from the first frame that is not rlx's own; all of it when every frame is."""
+def _traceback_below(error: BaseException, folders: tuple[str, ...]) -> str:
+    """The traceback from the first frame that lies in none of the folders; all of it when every
+    frame does."""
     shown = traceback.TracebackException.from_exception(error)
     frames = list(shown.stack)
-    while frames and frames[0].filename.startswith(_RLX):
+    while frames and frames[0].filename.startswith(folders):
         frames = frames[1:]
     shown.stack = traceback.StackSummary.from_list(frames or list(shown.stack))
     return "".join(shown.format()).rstrip()

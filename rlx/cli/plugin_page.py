@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rlx.core.component import singular, tags_of
 from rlx.core.importing import source_files
-from rlx.core.parameters import parameter_fields, parameters_model, type_name
+from rlx.core.parameters import parameter_fields, parameters_model, shown_value, type_name
 from rlx.core.references import ComponentRef
 
 _NAMED = ("Formula", "Source", "Use")
@@ -63,7 +63,7 @@ def component_page(ref: ComponentRef, console: Console) -> None:
         return
     table = Table("parameter", "type", "default", "", box=None, pad_edge=False)
     for name, field in fields.items():
-        default = "required" if field.is_required() else repr(field.default)
+        default = "required" if field.is_required() else shown_value(field.default)
         kind = type_name(field.annotation) + _limits(field.metadata)
         cells = (Text(kind), Text(default), Text(field.description or ""))
         table.add_row(Text(name, style="bold"), *cells)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import keyword
 import re
 from pathlib import Path
@@ -56,11 +58,22 @@ def write_package(kind: str, name: str, output: Path) -> Path:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    for path, template in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(environment.get_template(template).render(values), encoding="utf-8")
-    (package / "__init__.py").write_text(f'"""{values["title"]} for rlx."""\n', encoding="utf-8")
-    (package / "py.typed").touch()
+    texts = {
+        path: environment.get_template(template).render(values) for path, template in files.items()
+    }
+    texts[package / "__init__.py"] = f'"""{values["title"]} for rlx."""\n'
+    texts[package / "py.typed"] = ""
+    for path, text in texts.items():
+        if path.suffix == ".py":
+            _check_free(values["attribute"], text, name)
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder} can't be written: {error.strerror}", where="--output", fix="another folder"
+        ) from error
     return folder
 
 
@@ -89,6 +102,26 @@ def _values(kind: str, name: str) -> dict[str, str]:
         "example_value": example,
         "api_version": str(API_VERSION),
     }
+
+
+def _check_free(attribute: str, text: str, name: str) -> None:
+    """Refuse a function's name that means something else to the module or to its test."""
+    taken: set[str] = set(dir(builtins))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.arg):
+            taken.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            taken.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            home = str(getattr(node, "module", ""))
+            taken |= {alias.name for alias in node.names if not home.startswith("rlx_")}
+    if attribute in taken:
+        raise UsageError(
+            f"{name!r} can't be the name of a component: its module uses {attribute!r} for "
+            "something else",
+            where="NAME",
+            fix=f"choose another name, for example my-{name}",
+        )
 
 
 def _check_name(kind: str, name: str) -> None:

@@ -35,10 +35,15 @@ def stated_version(obj: Any) -> Any:
 def version_warning(obj: Any, label: str) -> str | None:
     """Return what a user of a plugin for another API version must know; None when all is well."""
     stated = stated_version(obj)
-    if stated is None or stated == API_VERSION:
+    if stated is None:
         return None
-    if isinstance(stated, bool) or not isinstance(stated, int):
-        return f"{label} states the plugin API version {stated!r}; it is a whole number"
+    if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
+        return (
+            f"{label} states the plugin API version {stated!r}; it is a whole number from 1 on, "
+            f"for this rlx {API_VERSION}"
+        )
+    if stated == API_VERSION:
+        return None
     if stated > API_VERSION:
         return (
             f"{label} was built for version {stated} of the plugin API, "

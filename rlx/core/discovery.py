@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,13 +14,14 @@ from packaging.utils import canonicalize_name
 
 from rlx.core.component import KINDS
 from rlx.core.errors import UsageError, did_you_mean
-from rlx.core.registry import Provider
+from rlx.core.registry import BUILTIN, Provider
 
 HOOK_GROUP: Final = "rlx"
 COMMAND_GROUP: Final = "rlx.commands"
 ALLOW_VARIABLE: Final = "RLX_PLUGINS"
 STRICT_VARIABLE: Final = "RLX_STRICT_PLUGINS"
 _GROUPS: Final = frozenset({HOOK_GROUP, COMMAND_GROUP, *(f"rlx.{kind}" for kind in KINDS)})
+_TARGET: Final = re.compile(r"[\w.]+\s*(:\s*[\w.]+\s*)?(\[.*\])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class PluginDistribution:
 
     provider: Provider
     entry_points: Sequence[importlib.metadata.EntryPoint]
+    problems: Sequence[str] = ()
+    """What of its entry points can't be used, and why."""
 
     def in_group(self, group: str) -> list[importlib.metadata.EntryPoint]:
         return [point for point in self.entry_points if point.group == group]
@@ -37,19 +41,55 @@ def scan() -> list[PluginDistribution]:
     """Return the plugin distributions on `sys.path`, one per normalised name.
 
     An editable install can be seen twice (its build folder and site-packages): the first on the
-    path counts, as it does for imports.
+    path counts, as it does for imports. Metadata that is damaged never raises: what can't be read
+    is left out, and named in `problems`.
     """
     found: dict[str, PluginDistribution] = {}
     for distribution in importlib.metadata.distributions():
-        text = distribution.read_text("entry_points.txt")
-        if not text or "[rlx" not in text:
+        text = _text(distribution, "entry_points.txt")
+        if "[rlx" not in text:
             continue
-        points = [point for point in distribution.entry_points if point.group in _GROUPS]
         name, version = _name_and_version(distribution)
-        if points and name and name not in found:
-            provider = Provider(distribution=name, version=version)
-            found[name] = PluginDistribution(provider=provider, entry_points=points)
+        points, problems = _entry_points(text)
+        if (points or problems) and name and name not in found:
+            found[name] = PluginDistribution(
+                provider=Provider(distribution=name, version=version),
+                entry_points=points,
+                problems=problems,
+            )
     return sorted(found.values(), key=lambda item: item.provider.distribution)
+
+
+def _text(distribution: importlib.metadata.Distribution, file: str) -> str:
+    """Return a metadata file; a damaged one as far as it can be read, a missing one as ''."""
+    try:
+        return distribution.read_text(file) or ""
+    except UnicodeDecodeError as error:
+        return error.object.decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _entry_points(text: str) -> tuple[list[importlib.metadata.EntryPoint], list[str]]:
+    """Read the entry points of rlx's groups, and what is wrong with others of them."""
+    points: list[importlib.metadata.EntryPoint] = []
+    problems: list[str] = []
+    group = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("[") and line.endswith("]"):
+            group = line[1:-1].strip()
+            if group.startswith("rlx.") and group not in _GROUPS:
+                known = did_you_mean(group, _GROUPS)
+                problems.append(f"there is no entry-point group {group!r}; {known}".rstrip("; "))
+        elif group in _GROUPS and line and not line.startswith(("#", ";")):
+            name, equals, value = (part.strip() for part in line.partition("="))
+            if name and equals and _TARGET.fullmatch(value):
+                points.append(importlib.metadata.EntryPoint(name, value, group))
+            else:
+                problems.append(
+                    f"the entry point {line!r} of the group {group!r} is not name = module:attr"
+                )
+    return points, problems
 
 
 def own_version() -> str | None:
@@ -70,22 +110,35 @@ class Selection:
 
     def admits(self, *names: str) -> bool:
         """Say whether something that goes by these names (distribution, entry point) may load."""
+        return self.refusal(*names) is None
+
+    def refusal(self, *names: str) -> str | None:
+        """Return what keeps something off that goes by these names; None when nothing does."""
         known = {canonicalize_name(name) for name in names}
-        if known & self.disabled:
-            return False
-        return self.allowed is None or bool(known & self.allowed)
+        if off := known & self.disabled:
+            return f"remove --no-plugin {min(off)}, or {min(off)!r} from plugins.disable"
+        if self.allowed is not None and not known & self.allowed:
+            return f"add it to {ALLOW_VARIABLE}, or unset that variable"
+        return None
 
     def unused(self, distributions: Collection[PluginDistribution]) -> Iterator[str]:
-        """Yield what is named in `RLX_PLUGINS` and not installed."""
-        if not self.allowed:
-            return
+        """Yield what is named and not installed: in `RLX_PLUGINS`, or to be switched off.
+
+        A list of what to switch off may be meant for several machines: there only what looks like
+        another name's misspelling is told.
+        """
         known = {"rlxfile"}
         for distribution in distributions:
             known.add(canonicalize_name(distribution.provider.distribution))
             known.update(canonicalize_name(point.name) for point in distribution.entry_points)
-        for name in sorted(self.allowed - known):
+        for name in sorted((self.allowed or set()) - known):
             hint = did_you_mean(name, known)
             yield f"{ALLOW_VARIABLE} names {name!r}, which is not installed; {hint}".rstrip("; ")
+        for name in sorted(self.disabled - known - {BUILTIN}):
+            if hint := did_you_mean(name, known):
+                yield f"{name!r} is to be switched off and is not installed; {hint}"
+        if BUILTIN in self.disabled:
+            yield f"the components of {BUILTIN} itself can't be switched off"
 
 
 def check_required(required: Collection[str]) -> None:
@@ -99,6 +152,8 @@ def check_required(required: Collection[str]) -> None:
                 where="plugins.required",
                 fix="write it as for pip, for example 'rlx-foo>=0.3'",
             ) from error
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue  # meant for another platform or Python
         try:
             installed = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError as error:
@@ -119,7 +174,7 @@ def _name_and_version(
     distribution: importlib.metadata.Distribution,
 ) -> tuple[str | None, str | None]:
     """Read two header lines; parsing the whole metadata costs a hundred times as much."""
-    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    text = _text(distribution, "METADATA") or _text(distribution, "PKG-INFO")
     name = version = None
     for line in text.splitlines():
         if not line:

@@ -38,6 +38,8 @@ class Hooks:
                 f"{name} is a class",
                 fix="point the entry point at a module or at an instance",
             )
+        if (other := self._manager.get_name(plugin)) is not None:
+            raise UsageError(f"{other} registers the same {type(plugin).__name__} already")
         self._manager.register(plugin, name=name)
         return [*self._odd_implementations(plugin), *_unmarked(plugin)]
 
@@ -112,7 +114,7 @@ class Hooks:
             try:
                 answer = _by_name(implementation)(**arguments)
                 answer = None if answer is None else convert(answer)
-            except Exception:
+            except (Exception, SystemExit):  # whoever only looks on can't end the run
                 self._off.add(key)
                 logger.exception(
                     "%s of plugin %s raised; it is switched off for the rest of the run", *key[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -11,7 +12,7 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -38,12 +39,13 @@ def import_target(
     extend_path(search_path)
     module_name, _, attribute = target.rpartition(":")
     try:
-        if module_name.endswith(".py"):
-            module = import_file(_locate(module_name, source_hash))
-        else:
-            module = importlib.import_module(module_name)
-    except Exception as error:
-        raise _import_error(error, module_name, label, where) from error
+        with imported():
+            if module_name.endswith(".py"):
+                module = import_file(_locate(module_name, source_hash))
+            else:
+                module = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
     except SystemExit as error:
         raise UsageError(
             f"{label} could not be imported: {module_name} ended the interpreter with "
@@ -51,6 +53,8 @@ def import_target(
             where=where,
             fix='move the module\'s script part under `if __name__ == "__main__":`',
         ) from error
+    except BaseException as error:  # a module may raise anything, pytest.skip's for example
+        raise _import_error(error, module_name, label, where) from error
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError as error:
@@ -61,6 +65,13 @@ def import_target(
             fix=did_you_mean(attribute, names)
             or (f"it defines: {', '.join(names)}" if names else "it defines nothing callable"),
         ) from error
+
+
+@contextlib.contextmanager
+def imported() -> Iterator[None]:
+    """Keep what a plugin prints while it is imported out of the command's own output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 def import_file(path: Path) -> ModuleType:
@@ -159,7 +170,9 @@ def _locate(path: str, source_hash: str | None) -> Path:
     raise FileNotFoundError(f"there is no file {path}")
 
 
-def _import_error(error: Exception, module_name: str, label: str, where: str | None) -> UsageError:
+def _import_error(
+    error: BaseException, module_name: str, label: str, where: str | None
+) -> UsageError:
     if isinstance(error, FileNotFoundError) and module_name in str(error):
         folder = Path(module_name).parent
         nearby = [item.name for item in folder.glob("*.py")] if folder.is_dir() else []

@@ -12,6 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any, Union, cast
 
 import docstring_parser
@@ -20,7 +21,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from rlx.core.call_shape import positional_options
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.nested import stray_keys
 
 _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 _FIELD = "parameter_"
@@ -65,15 +68,18 @@ def validate_parameters(
     """Check `given` against the parameters; raises `UsageError` that lists what there is."""
     model = parameters_model(obj, label=label)
     label = label or model.__name__
-    _refuse_unknown(model, given, label, where)
+    _refuse_unknown(obj, model, given, label, where)
     values = dict(given)
     try:
         try:
             checked = model.model_validate(values)
         except pydantic.ValidationError as error:
-            checked = model.model_validate(_reread_strings(values, error))
+            reread = _reread_strings(values, error)
+            checked = model.model_validate(reread)
+            values = reread
     except pydantic.ValidationError as error:
         raise _usage_error(model, error, values, label, where) from error
+    _refuse_stray_keys(values, checked, label, where)
     _refuse_booleans_as_numbers(model, values, checked, label, where)
     return checked
 
@@ -140,6 +146,13 @@ def type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
+def shown_value(value: Any) -> str:
+    """Return a value as a user would write it: `'fast'` for an enum's member, `.` for a path."""
+    if isinstance(value, enum.Enum):
+        return repr(value.value)
+    return str(value) if isinstance(value, PurePath) else repr(value)
+
+
 def _signature(obj: Callable[..., Any], label: str) -> tuple[inspect.Signature, Callable[..., Any]]:
     """Return the signature without `self`, and the function whose globals hold the annotations."""
     try:
@@ -201,13 +214,19 @@ def _refuse_positional(signature: inspect.Signature, label: str) -> None:
 
 
 def _refuse_unknown(
-    model: type[BaseModel], given: Mapping[str, Any], label: str, where: str | None
+    obj: Callable[..., Any],
+    model: type[BaseModel],
+    given: Mapping[str, Any],
+    label: str,
+    where: str | None,
 ) -> None:
     known = parameter_fields(model)
     for name in given:
         if name in known:
             continue
         hint = did_you_mean(name, known)
+        if name in positional_options(obj):
+            hint = f"{name!r} is positional: put a * before it, def …(x, *, {name}=…);"
         raise UsageError(
             f"{label} has no parameter {name!r}",
             where=_place(where, name),
@@ -224,6 +243,19 @@ def _reread_strings(values: Mapping[str, Any], error: pydantic.ValidationError) 
             with contextlib.suppress(yaml.YAMLError):
                 again[name] = yaml.safe_load(values[name])
     return again
+
+
+def _refuse_stray_keys(
+    given: Mapping[str, Any], checked: BaseModel, label: str, where: str | None
+) -> None:
+    """pydantic passes over keys of nested models that these don't have: a typo would do nothing."""
+    for name, value in given.items():
+        for place, key, known in stray_keys(value, checked.__dict__[_FIELD + name], name):
+            raise UsageError(
+                f"{label}: {place!r} has no {key!r}",
+                where=_place(where, f"{place}.{key}"),
+                fix=f"{did_you_mean(key, known)} there are: {', '.join(known)}".strip(),
+            )
 
 
 def _refuse_booleans_as_numbers(
@@ -271,8 +303,12 @@ def _usage_error(
     kind = type_name(parameter_fields(model)[name].annotation)
     value = values.get(name)
     fix = f"a value of type {kind}"
-    if isinstance(value, (int, float)) and "str" in kind:  # --set and YAML read 007 as a number
-        fix += f""", in quotes: '{name}="{value}"'"""
+    if "str" in kind and (value is None or isinstance(value, (bool, int, float))):
+        # --set and YAML read 1e5 as a number, true as a truth value and nothing as null
+        text = "" if value is None else str(value).lower()
+        fix += f""", in quotes: '{_place(where, name) or name}="{text}"'"""
+    elif isinstance(value, str) and kind.startswith(("list[", "tuple[", "set[")):
+        fix += ", in brackets: [a, b]"
     return UsageError(
         f"{label}: parameter {name!r} can't be {value!r}: {entry['msg']}{detail}",
         where=_place(where, name),
@@ -286,7 +322,7 @@ def _listing(model: type[BaseModel]) -> str:
     described = []
     for name, field in parameter_fields(model).items():
         text = f"{name}: {type_name(field.annotation)}"
-        described.append(text if field.is_required() else f"{text} = {field.default!r}")
+        described.append(text if field.is_required() else f"{text} = {shown_value(field.default)}")
     return f"parameters: {', '.join(described)}"
 
 

@@ -26,7 +26,7 @@ from rlx.core.discovery import (
 from rlx.core.errors import UsageError
 from rlx.core.hooks import Hooks
 from rlx.core.hookspecs import WorkerContext
-from rlx.core.importing import extend_path, import_file, plugin_traceback
+from rlx.core.importing import extend_path, import_file, imported, plugin_traceback
 from rlx.core.references import ComponentRef
 from rlx.core.registry import BUILTIN, Entry, Provider, Registrar, Registry
 from rlx.core.resolver import checked, describe, file_without_attribute, make_ref, object_name
@@ -96,6 +96,9 @@ class PluginSystem:
             system._warn(warning)
         system._register_builtins()
         for distribution in found:
+            for problem in distribution.problems:
+                if selection.admits(distribution.provider.distribution):
+                    system._warn(f"{distribution.provider}: {problem}")
             system._take(distribution, selection, hooks=hooks)
         if rlxfile and selection.admits("rlxfile"):
             paths = [Path(folder) / RLXFILE for folder in system.search_path[:1]]
@@ -235,11 +238,14 @@ class PluginSystem:
 
     def _take(self, distribution: PluginDistribution, selection: Selection, *, hooks: bool) -> None:
         provider = distribution.provider
-        admitted = [
-            point
-            for point in distribution.entry_points
-            if selection.admits(provider.distribution, point.name)
-        ]
+        admitted = []
+        for point in distribution.entry_points:
+            refusal = selection.refusal(provider.distribution, point.name)
+            if refusal is None:
+                admitted.append(point)
+            else:
+                kind = point.group.removeprefix("rlx.")
+                self.registry.leave_out(kind, point.name, provider, refusal)
         if not admitted:
             return
         self.distributions.append(replace(distribution, entry_points=tuple(admitted)))
@@ -275,7 +281,8 @@ class PluginSystem:
         label = own if name == own else f"{own}:{name}"
         started = time.perf_counter()
         try:
-            plugin = load()
+            with imported():
+                plugin = load()
             self._check_version(plugin, f"hook plugin {name!r} of {provider}")
             for oddity in self.hook.register(plugin, label):
                 self._warn(f"hook plugin {name!r} of {provider}: {oddity}")
@@ -286,7 +293,9 @@ class PluginSystem:
                     f"hook plugin {name!r} of {provider} took {seconds:.1f} s to load "
                     f"(switch off with --no-plugin {own})"
                 )
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module may raise anything while it is imported
             self.hook.unregister(label)
             self.registry.forget_hooks(provider)
             text = plugin_traceback(error)
@@ -301,7 +310,7 @@ class PluginSystem:
             )
             self._warn(
                 f"hook plugin {name!r} ({target}) of {provider} failed to load and is not used: "
-                f"{type(error).__name__}: {error}; switch it off with --no-plugin {own}, or see "
+                f"{_one_line(error)}; switch it off with --no-plugin {own}, or see "
                 f"the traceback with {STRICT_VARIABLE}=1"
             )
 
@@ -324,6 +333,12 @@ class PluginSystem:
             if any(point.value.startswith((f"{top}.", f"{top}:")) for point in item.entry_points):
                 return item.provider
         return None
+
+
+def _one_line(error: BaseException) -> str:
+    told = [error.what, error.fix] if isinstance(error, UsageError) else None
+    parts = told or [f"{type(error).__name__}: {error}"]
+    return " ".join("; ".join(filter(None, parts)).split())
 
 
 def resolve(kind: str, name: Any, /, **params: Any) -> Bound:

@@ -15,11 +15,12 @@ import cloudpickle
 
 from rlx.core.component import Bound as Bound
 from rlx.core.component import singular
-from rlx.core.errors import UsageError
-from rlx.core.importing import extend_path, import_target, source_files
+from rlx.core.errors import RlxError, UsageError
+from rlx.core.importing import extend_path, import_target, plugin_traceback, source_files
 from rlx.core.parameters import parameter_values, validate_parameters
 from rlx.core.shipping import shipped_modules as shipped_modules
 
+_OWN = ("rlx/core/references.py", "rlx/core/component.py")
 _live: dict[str, Any] = {}
 """Objects of this process's `__main__` by payload digest, so that the driver keeps the original."""
 
@@ -50,8 +51,18 @@ class ComponentRef:
     def resolve(self) -> Bound:
         """Import the target and bind the parameters. Raises `UsageError` when that fails here."""
         obj = self.load()
-        model = validate_parameters(obj, self.params, label=f"{singular(self.kind)} {self.name!r}")
-        return Bound(ref=self, obj=obj, params=parameter_values(model))
+        label = f"{singular(self.kind)} {self.name!r}"
+        model = validate_parameters(obj, self.params, label=label)
+        try:
+            return Bound(ref=self, obj=obj, params=parameter_values(model))
+        except RlxError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{label} could not be constructed:\n\n{plugin_traceback(error, without=_OWN)}",
+                where=self.target,
+                fix="other parameters, or repair the component: the traceback above is its own",
+            ) from error
 
     def load(self) -> Any:
         """Return the function or class, unbound; checks that the source is the driver's."""

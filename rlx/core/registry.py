@@ -6,6 +6,7 @@ Nothing is imported here. A name that two distributions offer is an error when i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from rlx.core.component import KINDS, kind_of, singular
 from rlx.core.errors import UsageError, did_you_mean
 
 BUILTIN = "rlx"
+_NAME = re.compile(r"\w[\w.+-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +49,15 @@ class Registry:
 
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, list[Entry]]] = {kind: {} for kind in KINDS}
+        self._left_out: dict[tuple[str, str], tuple[Provider, str]] = {}
+
+    def leave_out(self, kind: str, name: str, provider: Provider, way: str) -> None:
+        """Note a name that is installed and switched off, and the way to have it."""
+        self._left_out[kind, name] = (provider, way)
 
     def add(self, entry: Entry) -> None:
         """Take an entry. Raises `UsageError` for a name that could not be selected."""
-        if not entry.name or any(sign in entry.name for sign in "/:@ \t\n"):
+        if not _NAME.fullmatch(entry.name):
             raise UsageError(
                 f"{entry.provider} registers the {singular(entry.kind)} {entry.name!r}, "
                 "a name that could not be selected",
@@ -118,6 +125,11 @@ class Registry:
         offered = [
             f"{entry.provider.distribution}/{name}" for entry in self._entries[kind].get(name, [])
         ]
+        provider, way = self._left_out.get((kind, name), (None, ""))
+        if provider is not None and not offered:
+            return UsageError(
+                f"the {singular(kind)} {name!r} of {provider} is switched off", where=where, fix=way
+            )
         if distribution and offered:
             fix = f"offered by: {', '.join(offered)}"
         elif hint := did_you_mean(name, self._entries[kind]):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlx.core.call_shape import check_call
 from rlx.core.component import singular
 from rlx.core.errors import UsageError
 from rlx.core.importing import FILE_PREFIX, import_target, search_root
@@ -67,6 +68,7 @@ def checked(ref: ComponentRef, params: Mapping[str, Any], where: str | None) -> 
             where=where,
             fix="point the reference at a function, a class or a callable object",
         )
+    check_call(obj, kind=ref.kind, label=label, where=where)
     model = validate_parameters(obj, params, label=label, where=where)
     return replace(ref, params=portable_values(model))
 

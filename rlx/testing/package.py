@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from rlx.core.component import singular, tags_of
+from rlx.core.discovery import COMMAND_GROUP
 from rlx.core.errors import RlxError, UsageError, did_you_mean
 from rlx.core.parameters import parameter_fields, parameters_model
 from rlx.core.plugins import PluginSystem
-from rlx.core.registry import Entry
+from rlx.core.registry import Entry, Provider
 from rlx.testing.agents import check_agent
 from rlx.testing.components import bind, check_parameters
 from rlx.testing.corrections import check_correction
@@ -39,17 +42,20 @@ EXAMPLE_TAG = "example"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of checking one component, or of loading one hook plugin."""
+    """What came of checking one component, of loading one hook plugin or one command."""
 
     kind: str
     name: str
     violations: list[Violation] = field(default_factory=list)
     note: str = ""
+    checked: bool = True
+    """False where it takes more than the distribution to check it; the note says what."""
 
     @property
     def title(self) -> str:
-        """`loss x`, or `hook plugin x`."""
-        return f"{'hook plugin' if self.kind == 'hooks' else singular(self.kind)} {self.name}"
+        """`loss x`, `hook plugin x`, or `command x`."""
+        words = {"hooks": "hook plugin", "commands": "command"}
+        return f"{words.get(self.kind) or singular(self.kind)} {self.name}"
 
 
 def check_plugin(distribution: str) -> None:
@@ -85,15 +91,35 @@ def component_reports(distribution: str) -> Iterator[Report]:
         for entry in system.registry.entries()
         if canonicalize_name(entry.provider.distribution) == name
     ]
-    problems = [str(item.message) for item in warned if distribution in str(item.message)]
+    whole = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")
+    problems = [str(item.message) for item in warned if whole.search(str(item.message))]
     hooks = [plugin for plugin in system.hook.plugins() if plugin.partition(":")[0] == name]
-    if not entries and not hooks and not problems:
+    commands = [
+        (item.provider, point)
+        for item in system.distributions
+        if item.provider.distribution == name
+        for point in item.in_group(COMMAND_GROUP)
+    ]
+    if not entries and not hooks and not problems and not commands:
         raise _nothing(distribution, system)
     if hooks or problems:
         found = [Violation(rule="loads without a warning", detail=text) for text in problems]
         yield Report(kind="hooks", name=", ".join(hooks) or distribution, violations=found)
     for entry in entries:
         yield _report(system, entry)
+    for provider, point in commands:
+        yield _command_report(provider, point)
+
+
+def _command_report(provider: Provider, point: EntryPoint) -> Report:
+    from rlx.cli.main import load_command
+
+    try:
+        load_command(point.name, provider, point)
+    except UsageError as error:
+        found = Violation(rule="can be called", detail=str(error))
+        return Report(kind="commands", name=point.name, violations=[found])
+    return Report(kind="commands", name=point.name)
 
 
 def _report(system: PluginSystem, entry: Entry) -> Report:
@@ -107,6 +133,7 @@ def _report(system: PluginSystem, entry: Entry) -> Report:
             return Report(
                 kind=entry.kind,
                 name=entry.name,
+                checked=False,
                 note=f"not checked: {', '.join(missing)} must be set; use rlx.testing.{call} or "
                 f"tag it @rlx.component({EXAMPLE_TAG}={{{missing[0]!r}: …}})",
             )
@@ -134,6 +161,6 @@ def _nothing(distribution: str, system: PluginSystem) -> UsageError:
     known = {entry.provider.distribution for entry in system.registry.entries()}
     known |= {item.provider.distribution for item in system.distributions}
     return UsageError(
-        f"no installed distribution {distribution!r} offers components or hooks",
+        f"no installed distribution {distribution!r} offers components, hooks or commands",
         fix=did_you_mean(distribution, known) or f"one of: {', '.join(sorted(known))}",
     )

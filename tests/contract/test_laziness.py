@@ -14,7 +14,7 @@ import pytest
 
 import rlx
 from rlx.cli.main import _external
-from rlx.cli.plugins import _component_row, _hook_rows
+from rlx.cli.plugin_list import component_row, hook_rows
 from rlx.core.plugins import PluginSystem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,8 +106,8 @@ def best_of_five(action: Callable[[], object]) -> float:
 
 def list_all() -> None:
     system = PluginSystem.load(hooks=False, rlxfile=False)
-    rows = [_component_row(system, entry) for entry in system.registry.entries()]
-    _hook_rows(system, loaded=False)
+    rows = [component_row(system, entry) for entry in system.registry.entries()]
+    hook_rows(system, loaded=False)
     assert all(row["summary"] for row in rows)
 
 

@@ -79,7 +79,8 @@ def test_check_command_fails_and_names_the_component(plugin) -> None:
     assert result.exit_code == 1
     assert "FAIL loss wrong" in result.output
     assert "float64 inputs give torch.float32" in result.output
-    assert "4 checked, 1 failed" in result.output
+    assert "3 checked, 1 failed, 1 not checked" in result.output
+    assert "skip loss asks not checked: power must be set" in result.output
 
 
 def test_check_of_an_unknown_distribution_suggests_one(plugin) -> None:

@@ -85,6 +85,15 @@ def test_loss_and_correction_that_change_their_inputs_are_stopped() -> None:
         objective(lambda x: -x.ratio * x.advantages, correction)
 
 
+def test_exception_of_a_loss_is_said_to_be_the_losss() -> None:
+    def mine(x):
+        return x.logprobs.sum() / [0][1]
+
+    with pytest.raises(ComponentError, match=r"The loss 'mine' raised IndexError: list") as caught:
+        objective(mine)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
 def a_group() -> Group:
     task = Task(id="t/0", prompt="p", tokens=(1, 2), label="x", columns={"level": 1})
     rollout = Rollout(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Callable
@@ -135,7 +136,9 @@ def test_number_for_a_text_is_refused_with_the_way_to_quote_it() -> None:
         return x
 
     error = refusal(f, pattern=7)
-    assert error.fix == """a value of type str, in quotes: 'pattern="7"'"""
+    assert error.fix == """a value of type str, in quotes: '--set loss.pattern="7"'"""
+    assert refusal(f, pattern=True).fix.endswith("""pattern="true"'""")
+    assert refusal(f, pattern=None).fix.endswith("""pattern=""'""")
 
 
 def test_unknown_name_is_refused_with_the_nearest_and_the_whole_list() -> None:
@@ -162,6 +165,80 @@ def test_unknown_key_of_a_nested_strict_model_is_refused() -> None:
         return x
 
     assert "(at lo)" in refusal(f, window={"lo": 1.0}).what
+
+
+class Inner(pydantic.BaseModel):
+    high: float = pydantic.Field(1.0, validation_alias=pydantic.AliasChoices("high", "top"))
+
+
+class Outer(pydantic.BaseModel):
+    inner: Inner = Inner()
+    several: list[Inner] = []
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    pass
+
+
+@dataclasses.dataclass
+class Plain:
+    size: int = 1
+
+
+def deep(
+    x,
+    *,
+    outer: Outer = Outer(),
+    plain: Plain = Plain(),
+    by_name: dict[str, Inner] = {},  # noqa: B006
+    more: Open = Open(),
+):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [
+        ("outer", {"iner": {}}, "outer.iner"),
+        ("outer", "{inner: {hihg: 2}}", "outer.inner.hihg"),
+        ("outer", {"several": [{"high": 1}, {"hgih": 2}]}, "outer.several.1.hgih"),
+        ("by_name", {"a": {"hig": 2}}, "by_name.a.hig"),
+    ],
+)
+def test_misspelt_key_of_a_nested_value_is_refused(name: str, value: object, place: str) -> None:
+    error = refusal(deep, **{name: value})
+    assert error.where == f"--set loss.{place}"
+    assert "did you mean" in error.fix
+    assert "there are: " in error.fix
+
+
+def test_misspelt_field_of_a_dataclass_is_refused() -> None:
+    assert "(at sice)" in refusal(deep, plain={"sice": 2}).what
+
+
+def test_keys_that_a_nested_model_takes_are_left_alone() -> None:
+    got = values(
+        deep,
+        outer={"inner": {"top": 2}, "several": [{"high": 3}]},
+        by_name={"any name": {"high": 4}},
+        more={"anything": 1},
+    )
+    assert got["outer"].inner.high == 2
+    assert got["more"].anything == 1
+
+
+def test_positional_option_is_named_as_such() -> None:
+    def f(x, eps=1e-6):
+        return x
+
+    assert "put a * before it" in refusal(f, eps=1).fix
+
+
+def test_defaults_are_shown_as_users_write_them() -> None:
+    fix = refusal(nope=1).fix
+    assert "colour: 'red' | 'blue' = 'red'" in fix
+    assert "<Colour" not in fix
+    assert "PosixPath" not in fix
 
 
 def test_parameters_of_a_class_are_those_of_its_init() -> None:
