@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rlx.core.episode import Episode, EpisodeEnded
 from rlx.core.errors import ComponentError
+from rlx.core.stalls import watched
 
 T = TypeVar("T")
 
@@ -31,24 +32,39 @@ async def supervised(work: Coroutine[Any, Any, T], episode: Episode, *, name: st
     """
     deadline = time.monotonic() + (episode.limits.max_seconds or float("inf"))
     task = asyncio.ensure_future(_no_exit(work))
-    try:
-        while True:
-            await asyncio.wait({task}, timeout=_patience(episode, deadline))
-            if task.done():
-                break
-            if time.monotonic() >= deadline:
-                raise EpisodeEnded("timeout")
-            if _overdue(episode):
-                raise ComponentError(
-                    f"it took longer than {episode.limits.step_timeout:g} s between two engine "
-                    "calls (episode.step_timeout)"
-                )
-    finally:
-        if not task.done():
-            await _give_up(task, episode, name)
+    timeout = episode.limits.step_timeout or float("inf")
+    with watched(task, name=name, task=episode.task.id, timeout=timeout):
+        try:
+            while not task.done():
+                await _wait(task, episode, _patience(episode, deadline))
+                _check_time(task, episode, deadline)
+        finally:
+            if not task.done():
+                await _give_up(task, episode, name)
     if task.cancelled():
         raise ComponentError("it cancelled itself")
     return task.result()
+
+
+async def _wait(task: asyncio.Task[Any], episode: Episode, seconds: float) -> None:
+    """Wait for the task; time in which another agent blocked the event loop does not count."""
+    started = time.monotonic()
+    await asyncio.wait({task}, timeout=seconds)
+    late = time.monotonic() - started - seconds
+    if late > 0 and episode.agent_since is not None:
+        episode.agent_since += late
+
+
+def _check_time(task: asyncio.Task[Any], episode: Episode, deadline: float) -> None:
+    if task.done():
+        return
+    if time.monotonic() >= deadline:
+        raise EpisodeEnded("timeout")
+    if _overdue(episode):
+        raise ComponentError(
+            f"it took longer than {episode.limits.step_timeout:g} s between two engine calls "
+            "(episode.step_timeout)"
+        )
 
 
 async def _no_exit(work: Coroutine[Any, Any, T]) -> T:

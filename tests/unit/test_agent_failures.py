@@ -115,9 +115,24 @@ async def refuses_to_end(episode: Episode) -> None:
     await episode.generate()
 
 
+async def never_awaits(episode: Episode) -> None:
+    while True:
+        pass
+
+
+async def never_awaits_and_catches(episode: Episode) -> None:
+    for _ in range(2):
+        try:
+            while True:
+                pass
+        except Exception:
+            continue
+
+
 @pytest.mark.parametrize(
     ("misbehave", "named"),
     [
+        (never_awaits, "AgentBlockedError: it blocked the event loop"),
         (raises, "ValueError: no such move"),
         (exits, r"called sys\.exit\(3\)"),
         (hangs, "longer than 0.5 s between two engine calls"),
@@ -264,3 +279,41 @@ def test_an_agent_that_was_given_up_gets_no_engine_call_more() -> None:
     asyncio.run(made.make(task(), 0))
     assert len(client.after) == 3
     assert calls == ["EpisodeEnded"] * 3
+
+
+def test_an_agent_that_blocks_the_loop_is_interrupted_as_often_as_it_takes() -> None:
+    group, counted = play(never_awaits_and_catches, failure="keep")
+    assert group is not None
+    assert [one.finish_reason for one in group.rollouts] == ["stop"] * 3
+    assert counted == {}
+
+
+def test_the_log_says_who_blocks_all_episodes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlx.core.stalls._WARN_AFTER", 0.3)
+
+    async def sleeps_in_c(episode: Episode) -> None:
+        time.sleep(1.2)
+
+    group, counted = play(sleeps_in_c, failure="keep", step_timeout=30.0)
+    assert group is not None
+    assert counted == {}
+    assert "agent 'probe' in task test/0 has blocked all episodes" in caplog.text
+    assert "time.sleep(1.2)" in caplog.text
+    assert caplog.text.count("has blocked") == 1
+
+
+def test_waiting_for_an_agent_that_blocks_the_loop_is_no_failure() -> None:
+    async def agent(episode: Episode) -> None:
+        await episode.generate()
+        if episode.index == 1:
+            time.sleep(1.5)
+        await asyncio.sleep(0.1)
+        await episode.generate()
+
+    made = maker(agent, replace(LIMITS, failure="keep"))
+    group = asyncio.run(made.make(task(), 0))
+    assert group is not None
+    others = [one.finish_reason for one in group.rollouts if one.index != 1]
+    assert others == ["stop", "stop"]

@@ -1,0 +1,133 @@
+"""Notices an agent that blocks the event loop, on which all episodes run, names it and ends it.
+
+An `async def` agent that never awaits (an endless loop, a request without time-out) stops every
+other episode, and Ctrl-C too. A thread therefore asks the loop for a sign of life; where none comes
+it says where the agent is, and after its time-out raises an exception in it. Python code is ended
+by that; a call that blocks in C first has to return.
+
+The thread (`_watch`)
+  consumes:      the agents that run
+  waits for:     `_INTERVAL`
+  unblocked by:  nothing; it ends when no agent runs
+  produces:      log messages, `AgentBlockedError` in the loop's thread
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_INTERVAL = 0.2
+_WARN_AFTER = 10.0
+"""Seconds without a sign of life after which the log says who is to blame."""
+
+log = logging.getLogger(__name__)
+
+
+class AgentBlockedError(Exception):
+    """Raised in an agent that blocked the event loop for longer than its time-out."""
+
+    def __str__(self) -> str:
+        return (
+            "it blocked the event loop for longer than episode.step_timeout: await what takes "
+            "time, or write a step without `async`, which runs in a thread"
+        )
+
+
+@dataclass(slots=True)
+class _Agent:
+    name: str
+    task: str
+    timeout: float
+
+
+@dataclass(slots=True)
+class _Loop:
+    thread: int
+    agents: dict[asyncio.Task[Any], _Agent] = field(default_factory=dict)
+    asked: float | None = None
+    """When the loop was asked for a sign of life that has not come yet."""
+    warned: bool = False
+
+
+_lock = threading.Lock()
+_loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+_running = False
+
+
+@contextlib.contextmanager
+def watched(job: asyncio.Task[Any], *, name: str, task: str, timeout: float) -> Iterator[None]:
+    """Watch an agent's task of the running loop while the context is open.
+
+    Args:
+        name: of the agent.
+        task: id of the task that it works on.
+        timeout: seconds for which it may block the loop.
+    """
+    global _running
+    loop = asyncio.get_running_loop()
+    with _lock:
+        state = _loops.setdefault(loop, _Loop(threading.get_ident()))
+        state.agents[job] = _Agent(name, task, timeout)
+        if not _running:
+            _running = True
+            threading.Thread(target=_watch, name="rlx-stalls", daemon=True).start()
+    try:
+        yield
+    finally:
+        with _lock:
+            del state.agents[job]
+            if not state.agents:
+                _loops.pop(loop, None)
+
+
+def _watch() -> None:
+    global _running
+    while True:
+        time.sleep(_INTERVAL)
+        with _lock:
+            if not _loops:
+                _running = False
+                return
+            for loop, state in list(_loops.items()):
+                _look(loop, state)
+
+
+def _look(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
+    now = time.monotonic()
+    if state.asked is None:
+        state.asked = now
+
+        def alive() -> None:
+            state.asked, state.warned = None, False
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(alive)
+        return
+    silent = now - state.asked
+    job = asyncio.current_task(loop)
+    agent = state.agents.get(job) if job is not None else None
+    if silent >= _WARN_AFTER and not state.warned:
+        state.warned = True
+        who = f"agent {agent.name!r} in task {agent.task}" if agent else "something"
+        log.warning(
+            "%s has blocked all episodes for %.0f s:\n%s", who, silent, _place(state.thread)
+        )
+    if agent is not None and silent >= agent.timeout:
+        blocked = ctypes.py_object(AgentBlockedError)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(state.thread), blocked)
+        state.asked = None
+
+
+def _place(thread: int) -> str:
+    frame = sys._current_frames().get(thread)
+    return "".join(traceback.format_stack(frame, limit=6)) if frame is not None else ""
