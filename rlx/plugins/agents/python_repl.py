@@ -77,7 +77,7 @@ class PythonRepl:
             for turn in range(self._max_turns):
                 reply = await episode.generate()
                 episode.response = reply.text
-                code = "\n".join(block for block in _BLOCK.findall(reply.text))
+                code = self.code_of(reply.text)
                 if not code.strip() or turn + 1 == self._max_turns:
                     break
                 if not held:
@@ -94,6 +94,10 @@ class PythonRepl:
             await session.close()
             if held:
                 slots.release()
+
+    def code_of(self, text: str) -> str:
+        """The Python in what the model wrote."""
+        return "\n".join(_BLOCK.findall(text))
 
     def _show(self, episode: Episode, output: Output) -> None:
         text = f"```output\n{output.text.rstrip() or _NOTHING}\n```"

@@ -60,7 +60,7 @@ class ToolCalling:
         counts: Counter[str] = Counter()
         for turn in range(self._max_turns):
             reply = await episode.generate()
-            said = self._parse(reply.text)
+            said = self.calls_of(reply.text)
             episode.response = said.content
             called = bool(said.calls or said.errors)
             if called and turn + 1 < self._max_turns:
@@ -69,6 +69,10 @@ class ToolCalling:
                 episode.metric(name, counts[name])
             if not called:
                 return
+
+    def calls_of(self, text: str) -> ToolCalls:
+        """The tool calls in what the model wrote."""
+        return self._parse(text)
 
     async def _answer(
         self, episode: Episode, session: ToolSession, said: ToolCalls, counts: Counter[str]
