@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rlx.testing.groups import group_inputs
     from rlx.testing.inputs import correction_inputs, estimator_inputs, loss_inputs
     from rlx.testing.losses import check_loss
+    from rlx.testing.objectives import check_objective
+    from rlx.testing.offline import objective_inputs
     from rlx.testing.package import check_plugin
     from rlx.testing.rewards import check_reward
     from rlx.testing.samplers import check_sampler
@@ -33,6 +35,7 @@ _HOMES = {
     "check_correction": "corrections",
     "check_estimator": "estimators",
     "check_loss": "losses",
+    "check_objective": "objectives",
     "check_plugin": "package",
     "check_reward": "rewards",
     "check_sampler": "samplers",
@@ -41,6 +44,7 @@ _HOMES = {
     "estimator_inputs": "inputs",
     "group_inputs": "groups",
     "loss_inputs": "inputs",
+    "objective_inputs": "offline",
     "play_agent": "episodes",
     "reward_inputs": "samples",
 }
@@ -53,6 +57,7 @@ __all__ = [
     "check_correction",
     "check_estimator",
     "check_loss",
+    "check_objective",
     "check_plugin",
     "check_reward",
     "check_sampler",
@@ -61,6 +66,7 @@ __all__ = [
     "estimator_inputs",
     "group_inputs",
     "loss_inputs",
+    "objective_inputs",
     "play_agent",
     "reward_inputs",
 ]

@@ -22,6 +22,7 @@ from rlx.testing.components import bind, check_parameters
 from rlx.testing.corrections import check_correction
 from rlx.testing.estimators import check_estimator
 from rlx.testing.losses import check_loss
+from rlx.testing.objectives import check_objective
 from rlx.testing.rewards import check_reward
 from rlx.testing.samplers import check_sampler
 from rlx.testing.trackers import check_tracker
@@ -34,6 +35,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "rewards": check_reward,
     "agents": check_agent,
     "samplers": check_sampler,
+    "objectives": check_objective,
     "trackers": check_tracker,
 }
 EXAMPLE_TAG = "example"

@@ -50,8 +50,7 @@ def test_every_kind_has_a_check() -> None:
     from rlx.core.component import KINDS, singular
     from rlx.testing.package import CHECKS
 
-    without = {"objectives"}  # until there is something that runs them
-    assert set(CHECKS) == set(KINDS) - without
+    assert set(CHECKS) == set(KINDS)
     for kind, check in CHECKS.items():
         assert check is getattr(rlx.testing, f"check_{singular(kind)}")
 
