@@ -10,6 +10,9 @@ from rlx.core.data import ArrowRows, Rows
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.prompts import as_messages
 
+_PIECE = 1 << 16
+"""Rows that are looked at together."""
+
 
 def check_columns(rows: Rows, config: DataConfig, needs_label: str | None) -> None:
     """Prompt and label columns are there, and a reward that compares has a label in each row."""
@@ -81,10 +84,16 @@ def _first_bad_arrow(values: Any, column: str) -> int | None:
         values = values.cast(kind.value_type)
         kind = kind.value_type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        text = values.cast(pa.large_string())
-        bad = pc.equal(pc.binary_length(pc.utf8_trim_whitespace(text)), 0)
+
+        def bad(chunk: Any) -> Any:
+            text = chunk.cast(pa.large_string())
+            return pc.equal(pc.binary_length(pc.utf8_trim_whitespace(text)), 0)
+
     elif _holds_messages(kind):
-        bad = pc.equal(pc.list_value_length(values), 0)
+
+        def bad(chunk: Any) -> Any:
+            return pc.equal(pc.list_value_length(chunk), 0)
+
     elif pa.types.is_null(kind):
         return 0
     else:
@@ -93,8 +102,11 @@ def _first_bad_arrow(values: Any, column: str) -> int | None:
             where="data.prompt",
             fix='a column with text, or with messages: [{"role": "user", "content": "..."}]',
         )
-    row = pc.index(pc.fill_null(bad, True), True).as_py()
-    return None if row < 0 else int(row)
+    for start in range(0, len(values), _PIECE):  # a trimmed copy is made of each
+        row = pc.index(pc.fill_null(bad(values.slice(start, _PIECE)), True), True).as_py()
+        if row >= 0:
+            return start + int(row)
+    return None
 
 
 def _holds_messages(kind: Any) -> bool:

@@ -12,6 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlx.core.data_pieces import (
+    LARGE,
+    changed_types,
+    csv_reader,
+    dates_as_text,
+    read_in_pieces,
+)
 from rlx.core.errors import UsageError
 
 _BLOCK = 16 << 20  # bytes per parsing task, and the longest line that Arrow's JSON reader takes
@@ -35,6 +42,8 @@ def read_file(path: Path, *, text_columns: frozenset[str], split: str) -> Any:
         raise UsageError(f"{path.name} is empty", where=str(path))
     if suffix in _TEXT:
         _check_utf8(path)
+    if path.stat().st_size >= LARGE and (table := read_in_pieces(path, text_columns)) is not None:
+        return table
     return READERS[suffix](path, text_columns, split)
 
 
@@ -59,29 +68,9 @@ def _read_jsonl(path: Path, _text: frozenset[str], _split: str) -> Any:
                 block *= 8
                 continue
             raise _json_lines_error(path, str(error)) from None
-        if schema is None and (schema := _dates_as_text(table.schema)) is not None:
+        if schema is None and (schema := dates_as_text(table.schema)) is not None:
             continue
         return table
-
-
-def _dates_as_text(schema: Any) -> Any:
-    """Arrow takes ISO dates for timestamps, which loses how they were written: None if none are."""
-    import pyarrow as pa
-
-    fixed = pa.schema([field.with_type(_without_dates(field.type)) for field in schema])
-    return None if fixed.equals(schema) else fixed
-
-
-def _without_dates(kind: Any) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_temporal(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_dates(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_dates(field.type)) for field in kind])
-    return kind
 
 
 def _json_lines_error(path: Path, message: str) -> UsageError:
@@ -203,9 +192,7 @@ def _mixed_types(name: str, values: list[Any], message: str, where: str) -> Usag
 
 def _read_csv(path: Path, text: frozenset[str], _split: str) -> Any:
     import pyarrow as pa
-    import pyarrow.csv as pc
 
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     bad: list[Any] = []
     block = _BLOCK
 
@@ -213,32 +200,13 @@ def _read_csv(path: Path, text: frozenset[str], _split: str) -> Any:
         bad.append(row)
         return "error"
 
-    def read(*, types: dict[str, Any], threads: bool) -> Any:
-        return pc.read_csv(
-            str(path),
-            read_options=pc.ReadOptions(use_threads=threads, block_size=block),
-            parse_options=pc.ParseOptions(
-                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
-            ),
-            convert_options=pc.ConvertOptions(
-                column_types=types,
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-
     types = {name: pa.string() for name in text}
     while True:
         try:
-            table = read(types=types, threads=True)
-            if (schema := _dates_as_text(table.schema)) is None:
+            table = csv_reader(path, types, block=block, bad=note)
+            if (schema := dates_as_text(table.schema)) is None:
                 return table
-            types |= {
-                new.name: new.type
-                for new, old in zip(schema, table.schema, strict=True)
-                if not new.equals(old)
-            }
+            types |= changed_types(schema, table.schema)
         except pa.ArrowInvalid as error:
             message = str(error)
             if "straddl" not in message or block >= path.stat().st_size:
@@ -246,7 +214,7 @@ def _read_csv(path: Path, text: frozenset[str], _split: str) -> Any:
             block *= 8
     bad.clear()
     try:  # one thread, because only then does the reader know the row's number
-        read(types=types, threads=False)
+        csv_reader(path, types, block=block, bad=note, threads=False)
     except pa.ArrowInvalid as error:
         message = str(error)
     if bad:
