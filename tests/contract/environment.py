@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+ENVIRONMENTS = ("rlx-reasoning-gym", "rlx-gymnasium", "rlx-verifiers")
+"""Examples that need packages from the index (`requirements/environments.lock`)."""
 _SHIM = '#!/bin/sh\nexec "{python}" -m {module} "$@"\n'
 
 

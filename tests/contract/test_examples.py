@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from environment import EXAMPLES, Environment, train_arguments
+from environment import ENVIRONMENTS, EXAMPLES, Environment, train_arguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -38,7 +38,8 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 
 def test_every_example_is_tested_here() -> None:
-    assert {path.parent.name for path in EXAMPLES.glob("*/pyproject.toml")} == set(PACKAGES)
+    tested = {*PACKAGES, *ENVIRONMENTS}
+    assert {path.parent.name for path in EXAMPLES.glob("*/pyproject.toml")} == tested
 
 
 def test_examples_pass_their_own_tests(environment: Environment) -> None:

@@ -1,0 +1,60 @@
+import pytest
+from rlx_verifiers import Verifiers, load
+
+from rlx import UsageError
+from rlx.testing import agent_task, play_agent
+
+CALL = '<tool_call>{"name": "backwards", "arguments": {"text": "abc"}}</tool_call>'
+
+
+def rows(**args):
+    return load(env="rlx-verifiers-demo", size=2, **args)
+
+
+def trained(rollout):
+    return ["".join(map(chr, rollout.tokens[s.start : s.stop - 1])) for s in rollout.spans]
+
+
+def test_rows_are_the_environments():
+    row, other = rows()
+    assert row["prompt"] == [{"role": "user", "content": "reverse ab"}]
+    assert (row["label"], other["label"]) == ("ba", "cba")
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("ba", 1.0), ("ab", 0.0)])
+def test_one_turn_is_rewarded_by_the_rubric(answer, reward):
+    rollout = play_agent(Verifiers, [answer], **rows()[0])
+    assert trained(rollout) == [answer]
+    assert rollout.spans[0].reward == reward
+    assert rollout.metrics["exact"] == reward
+    assert rollout.text == answer
+    assert rollout.finish_reason == "stop"
+
+
+def test_several_turns_are_one_sequence():
+    rollout = play_agent(Verifiers, ["x", "y", "ba"], **rows(kind="again")[0])
+    assert trained(rollout) == ["x", "y", "ba"]
+    assert [span.reward for span in rollout.spans] == [0.0, 0.0, 1.0]
+    assert tuple(rollout.segments) == (0,)
+    assert "No. Again." in "".join(map(chr, rollout.tokens))
+
+
+def test_tools_are_called():
+    rollout = play_agent(Verifiers, [CALL, "cba"], **rows(kind="tool")[1])
+    assert trained(rollout) == [CALL, "cba"]
+    assert rollout.spans[-1].reward == 1.0
+    whole = "".join(map(chr, rollout.tokens))
+    assert "tool: cba" in whole
+
+
+def test_mistakes_are_usage_errors():
+    with pytest.raises(UsageError, match="can't be loaded"):
+        load(env="no-such-env")
+    with pytest.raises(UsageError, match="compares the rollouts"):
+        rows(kind="group")
+    with pytest.raises(UsageError, match="names no environment"):
+        play_agent(Verifiers, ["x"])
+
+
+def test_agent_conforms(check_agent):
+    check_agent(Verifiers, tasks=[agent_task(**row) for row in rows()], examples=6)
