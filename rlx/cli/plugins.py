@@ -159,7 +159,7 @@ def new(
     ] = Path(),
 ) -> None:
     """Write an installable package with one component: typed module, conformance test, README."""
-    from rlx.cli.scaffold import selection, write_package
+    from rlx.cli.scaffold import command, selection, write_package
 
     folder = write_package(kind, name, output)
     _console.print(f"wrote {folder}/")
@@ -168,7 +168,7 @@ def new(
             _console.print(f"  {path.relative_to(folder)}", style="dim")
     place = shlex.quote(str(folder))
     steps = [f"pip install -e {place}", f"pytest {place}", f"rlx plugins check {folder.name}"]
-    steps.append(f"rlx train {selection(kind, name)} --steps 3")
+    steps.append(f"rlx {command(kind)} {selection(kind, name)} --steps 3")
     _console.print(f"next: {' && '.join(steps)}", style="dim", soft_wrap=True)
 
 

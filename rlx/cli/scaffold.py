@@ -24,23 +24,20 @@ _SELECTION = {
     "rewards": ("--reward {name}", "rewards.0.longest", "500"),
     "agents": ("--agent {name}", "agent.tries", "5"),
     "samplers": ("--sampler {name}", "sampler.least_spread", "0.1"),
+    "objectives": ("--objective {name}", "objective.margin", "0.5"),
     "trackers": ("--set 'trackers=[jsonl, {name}]'", "trackers.1.file", "log.txt"),
 }
 """By kind: how the component is selected, and a parameter of the template with a value."""
+_COMMAND = {"objectives": "dpo"}
+"""By kind: the command that runs the template's component, where that is not `train`."""
 
 
 def write_package(kind: str, name: str, output: Path) -> Path:
     """Write the package into a new folder `output/rlx-NAME` and return it.
 
-    Raises `UsageError` for a name that is taken or can't be a module, a kind without template, and
-    a folder that exists.
+    Raises `UsageError` for a name that is taken or can't be a module, and a folder that exists.
     """
     kind = kind_of(kind)
-    if kind not in _SELECTION:
-        raise UsageError(
-            f"there is no template for {kind}",
-            fix=f"one of: {', '.join(map(singular, _SELECTION))}",
-        )
     _check_name(kind, name)
     values = _values(kind, name)
     folder = output / values["distribution"]
@@ -82,6 +79,11 @@ def selection(kind: str, name: str) -> str:
     return _SELECTION[kind_of(kind)][0].format(name=name)
 
 
+def command(kind: str) -> str:
+    """Return the command that runs the template's component of a kind."""
+    return _COMMAND.get(kind_of(kind), "train")
+
+
 def _values(kind: str, name: str) -> dict[str, str]:
     identifier = name.replace("-", "_")
     _, setting, example = _SELECTION[kind]
@@ -97,6 +99,7 @@ def _values(kind: str, name: str) -> dict[str, str]:
         "distribution": f"rlx-{name.replace('_', '-')}",
         "package": f"rlx_{identifier}",
         "title": f"The {singular(kind)} {name}",
+        "command": command(kind),
         "selection": selection(kind, name),
         "setting": setting,
         "example_value": example,

@@ -68,9 +68,9 @@ def objective_inputs(
         if flags is not None:
             optional[name] = torch.as_tensor(flags, dtype=torch.bool)
     if kl_baseline is not None:
-        baseline = torch.as_tensor(kl_baseline)
-        whole = baseline.is_floating_point() and isinstance(kl_baseline, Tensor)
-        optional["kl_baseline"] = baseline if whole else baseline.to(torch.float64)
+        given_one = isinstance(kl_baseline, Tensor)
+        number = kl_baseline if given_one else torch.tensor(kl_baseline, dtype=torch.float64)
+        optional["kl_baseline"] = number
     if targets is not None:
         optional["targets"] = _integers(targets)
     x = ObjectiveInputs(

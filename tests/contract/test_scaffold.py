@@ -17,12 +17,20 @@ from rlx.core.component import KINDS as ALL_KINDS
 from rlx.core.component import kind_of
 from rlx.core.errors import UsageError
 
-KINDS = ("estimator", "loss", "correction", "reward", "agent", "sampler", "tracker")
-WITHOUT_TEMPLATE = {"objectives"}  # until there is something that runs them
+KINDS = (
+    "estimator",
+    "loss",
+    "correction",
+    "reward",
+    "agent",
+    "sampler",
+    "objective",
+    "tracker",
+)
 
 
 def test_every_kind_has_a_template() -> None:
-    assert {kind_of(kind) for kind in KINDS} == set(ALL_KINDS) - WITHOUT_TEMPLATE
+    assert {kind_of(kind) for kind in KINDS} == set(ALL_KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +45,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.mark.slow
 def test_package_of_every_kind_passes_its_own_tests(environment: Environment) -> None:
-    """One pytest that runs the kit on seven installed components, about 15 s."""
+    """One pytest that runs the kit on eight installed components, about 15 s."""
     packages = environment.bin.parents[1] / "packages"
     output = environment.run("pytest", "-q", "-p", "no:cacheprovider", ".", cwd=packages)
-    assert "12 passed" in output, output
+    assert "14 passed" in output, output
     assert (environment.site / "rlx_my_estimator" / "py.typed").is_file()
 
 
@@ -55,8 +63,9 @@ def test_package_of_every_kind_trains_a_step(environment: Environment, workspace
     environment.rlx(*train_arguments("out", steps=1), *words.split(), cwd=workspace)
     manifest = json.loads((workspace / "out" / "manifest.json").read_text())
     used = {item["kind"]: item for item in manifest["components"] if "my-" in item["name"]}
-    assert set(used) == {kind_of(kind) for kind in KINDS}
-    for kind in KINDS:
+    of_rollouts = [kind for kind in KINDS if kind != "objective"]
+    assert set(used) == {kind_of(kind) for kind in of_rollouts}
+    for kind in of_rollouts:
         assert used[kind_of(kind)]["distribution"] == f"rlx-my-{kind}"
         assert used[kind_of(kind)]["version"] == "0.1.0"
     (line,) = (workspace / "out" / "metrics.jsonl").read_text().splitlines()
@@ -65,6 +74,18 @@ def test_package_of_every_kind_trains_a_step(environment: Environment, workspace
     assert metrics["reward/my-reward/short"] == 1
     assert metrics["group/all_same_rate"] == 0, "the sampler drops such groups"
     assert (workspace / "out" / "my-tracker.txt").read_text().startswith("1 reward/mean=")
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_package_of_an_objective_trains_a_step(environment: Environment, workspace: Path) -> None:
+    arguments = "dpo --objective my-objective --steps 1 --runtime inline --output offline"
+    environment.rlx(*arguments.split(), "--set", "objective.margin=0.5", cwd=workspace)
+    manifest = json.loads((workspace / "offline" / "manifest.json").read_text())
+    (used,) = [item for item in manifest["components"] if item["kind"] == "objectives"]
+    assert (used["name"], used["distribution"]) == ("my-objective", "rlx-my-objective")
+    (line,) = (workspace / "offline" / "metrics.jsonl").read_text().splitlines()
+    assert {"train/loss", "train/gap", "eval/embedded/gap"} <= set(json.loads(line))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,7 +118,6 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path) -> None
         ("estimators", "group_norm", "built-in estimator"),
         ("loss", "Bad Name", "can't be the name"),
         ("loss", "class", "can't be the name"),
-        ("objective", "mine", "no template"),
         ("los", "mine", "no component kind"),
     ):
         with pytest.raises(UsageError, match=words):
