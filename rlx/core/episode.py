@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from rlx.core.conversation import Conversation, Observation, shortened
-from rlx.core.errors import ComponentError, did_you_mean
+from rlx.core.errors import ComponentError
 from rlx.core.messages import for_template
+from rlx.core.overrides import with_overrides
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
 from rlx.core.segment import Segment, TurnRecord, lay_out
-from rlx.core.stops import before_stop, cut_at_stop, stop_token_ids
+from rlx.core.stops import before_stop, cut_at_stop
 from rlx.core.turns import EpisodeEnded as EpisodeEnded
 from rlx.core.turns import Generate as Generate
 from rlx.core.turns import Limits as Limits
@@ -30,8 +31,8 @@ from rlx.core.turns import Reply as Reply
 if TYPE_CHECKING:
     from rlx.core.engine.interfaces import Generation, Sampling
 
-_PER_CALL = ("max_new_tokens", "stop_token_ids", "stop")
-_FIXED = ("temperature", "top_p", "top_k")
+_MOST_CHARACTERS = 64
+"""Of a token, as an upper bound for texts."""
 
 
 class Episode:
@@ -174,6 +175,7 @@ class Episode:
             messages = [for_template(message) for message in messages]
         except ValueError as error:
             raise ComponentError(str(error)) from error
+        self._check_size(sum(len(message["content"]) for message in messages))
         segment = self._going_on_from(lambda one: one.talk.rest_of(messages, tools))
         if segment is None:
             history = self.limits.history
@@ -188,6 +190,7 @@ class Episode:
         new segment. Raises as `generate`.
         """
         if isinstance(prompt, str):
+            self._check_size(len(prompt))
             segment = self._going_on_from(self._rest_of_text(prompt))
             tokens = self._tokenizer(prompt)["input_ids"] if segment is None else ()
             text = prompt
@@ -277,22 +280,6 @@ class Episode:
             segments=starts,
         )
 
-    def _with(self, overrides: Mapping[str, Any]) -> Sampling:
-        for name in overrides:
-            if name in _FIXED:
-                raise ComponentError(
-                    f"Episode.generate can't change {name}: the learner scores every action token "
-                    f"under the run's own (rollout.{name})"
-                )
-            if name not in _PER_CALL:
-                hint = did_you_mean(name, _PER_CALL) or f"there are: {', '.join(_PER_CALL)}"
-                raise ComponentError(f"Episode.generate has no option {name!r}; {hint}")
-        changed = {name: value for name, value in overrides.items() if name != "stop"}
-        ids = stop_token_ids(_texts(overrides.get("stop")), self._tokenizer)
-        if ids:
-            changed["stop_token_ids"] = (*changed.get("stop_token_ids", ()), *ids)
-        return replace(self._sampling, **changed)
-
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode([*tokens], skip_special_tokens=True))
 
@@ -306,6 +293,11 @@ class Episode:
             taken = sum(one.added + one.reserved for one in self._segments)
             left = min(left, self.limits.max_tokens - taken)
         return max(0, left)
+
+    def _check_size(self, characters: int) -> None:
+        """End the episode where a prompt can't fit the context, before it is tokenised."""
+        if characters > _MOST_CHARACTERS * self.limits.context_length:
+            self._end("max_tokens")
 
     def _begin(self, prompt: Sequence[int], talk: Conversation) -> Segment:
         segment = Segment(prompt, talk)
@@ -321,8 +313,7 @@ class Episode:
             if rest is None or not (rest or isinstance(rest, str) or not segment.turns):
                 continue
             if rest:
-                self._segment = segment
-                self.observe(rest)
+                segment.talk.observe(rest)
             return segment
         return None
 
@@ -355,8 +346,7 @@ class Episode:
         """One engine call at the end of `segment`, or of the one that takes its place."""
         if self._ended is not None:
             raise EpisodeEnded(self._ended)
-        stop = _texts(overrides.get("stop"))
-        sampling = self._with(overrides)
+        sampling, stop = with_overrides(self._sampling, overrides, self._tokenizer)
         if (
             self.limits.max_turns is not None
             and self.turns + self._running >= self.limits.max_turns
@@ -418,7 +408,3 @@ class Episode:
             self._running -= 1
             if not self._running:
                 self.agent_since = time.monotonic()
-
-
-def _texts(stop: str | Sequence[str] | None) -> Sequence[str]:
-    return (stop,) if isinstance(stop, str) else tuple(word for word in stop or () if word)

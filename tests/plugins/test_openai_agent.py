@@ -118,8 +118,10 @@ def check_account(rollout: Rollout, engine: Engine) -> None:
         assert rollout.tokens[begin : span.start].tolist() == prompt
 
 
+@pytest.mark.slow
 def test_it_passes_the_conformance_kit() -> None:
-    check_agent("openai", examples=5, program=f"{PROGRAMS}:any_prompt")
+    """Some 15 s: an OpenAI client for every episode, and one in a fresh process."""
+    check_agent("openai", examples=2, program=f"{PROGRAMS}:any_prompt")
 
 
 def test_one_question_is_one_turn_after_the_tasks_own_prompt() -> None:
@@ -388,10 +390,10 @@ CHAT_PATH, TEXT_PATH, ANTHROPIC_PATH = "/v1/chat/completions", "/v1/completions"
         (CHAT_PATH, {"tool_choice": "required"}, "tool_choice", "made to call"),
         (CHAT_PATH, {"top_logprobs": 3, "logprobs": True}, "top_logprobs", "not possible"),
         (CHAT_PATH, {"messages": []}, "messages", "empty"),
-        (CHAT_PATH, {"messages": [{"content": "x"}]}, "messages", "role"),
+        (CHAT_PATH, {"messages": [{"content": "x"}]}, None, "role"),
         (CHAT_PATH, {"max_tokens": 0}, "max_tokens", "at least 1"),
         (CHAT_PATH, {"max_tokens": "many"}, "max_tokens", "integer"),
-        (CHAT_PATH, {"messages": IMAGE}, "messages", "image_url"),
+        (CHAT_PATH, {"messages": IMAGE}, None, "image_url"),
         (TEXT_PATH, {"prompt": ["a", "b"]}, "prompt", "one prompt at a time"),
         (TEXT_PATH, {"prompt": "a", "echo": True}, "echo", "not possible"),
         (TEXT_PATH, {"prompt": "a", "logprobs": 4}, "logprobs", "logprobs=1"),
@@ -449,6 +451,21 @@ def test_a_model_without_chat_template_says_where_to_ask() -> None:
         assert "/v1/completions" in answer.json()["error"]["message"]
 
     serve(check, episode)
+
+
+def test_a_flood_of_text_ends_the_episode_before_it_is_tokenised() -> None:
+    episode, engine = make_episode(["a"])
+
+    async def check(endpoint: Endpoint, client: httpx.AsyncClient, token: str) -> None:
+        flood = [{"role": "user", "content": "x" * 10_000_000}]
+        for messages in (flood, MESSAGES):
+            body = {"messages": messages}
+            answer = await client.post(CHAT_PATH, json=body, headers=header(token))
+            assert answer.status_code == 400
+            assert "the episode has ended: max_tokens" in answer.json()["error"]["message"]
+
+    serve(check, episode)
+    assert not engine.prompts
 
 
 def test_token_ids_as_prompt_extend_what_they_begin_with() -> None:

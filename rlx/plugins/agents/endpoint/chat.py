@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlx.core.episode import Episode, Reply
-from rlx.core.messages import for_template
 from rlx.core.rollouts import Message
 from rlx.core.tool_calls import ToolCalls
 from rlx.plugins.agents.endpoint.requests import Asked, UnsupportedError, overrides
@@ -104,15 +103,11 @@ async def reply_to(
             "the model has no chat template: ask /v1/completions with a text, or train a model "
             "whose tokenizer has one",
         )
-    try:
-        plain = [for_template(message) for message in messages]
-    except ValueError as error:
-        raise UnsupportedError("messages", str(error)) from None
 
     def show(text: str) -> Message:
         return shown(texts.parse(text) if tools else ToolCalls(content=text))
 
-    return await episode.answer(plain, tools=tools, show=show, **options)
+    return await episode.answer(messages, tools=tools, show=show, **options)
 
 
 def shown(found: ToolCalls) -> Message:
