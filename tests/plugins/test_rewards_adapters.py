@@ -45,6 +45,25 @@ async def later(prompts, completions, **kwargs):
 
 def too_few(completions, **kwargs):
     return [1.0]
+
+def logs(completions, log_metric, log_extra, **kwargs):
+    log_metric("longest", max(map(len, completions)))
+    log_extra("upper", [text.upper() for text in completions])
+    return [float(len(text)) for text in completions]
+
+class Overlong:
+    # as `get_soft_overlong_punishment(...)` returns it
+    __name__ = "overlong"
+    def __init__(self, most):
+        self.most = most
+    def __call__(self, completion_ids, **kwargs):
+        return [-1.0 if len(ids) > self.most else 0.0 for ids in completion_ids]
+
+class Later(Overlong):
+    async def __call__(self, completion_ids, **kwargs):
+        return super().__call__(completion_ids)
+
+overlong, later_overlong = Overlong(2), Later(2)
 """
 
 VERL = """
@@ -55,6 +74,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, b
 
 def plain(data_source, solution_str, ground_truth, extra_info):
     return extra_info["num_turns"] + (solution_str == ground_truth)
+
+def gsm8k(solution_str, ground_truth, method="strict"):
+    return float(method == "strict" and solution_str == ground_truth)
 
 def no_score(data_source, solution_str, ground_truth, extra_info):
     return {"acc": 1.0}
@@ -118,6 +140,20 @@ def test_trl_asynchronous_function() -> None:
     assert scores("trl:trl_fns:later", [reward_inputs(), reward_inputs()]) == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("name", ["overlong", "later_overlong"])
+def test_trl_instances_are_functions_too(name: str) -> None:
+    samples = [reward_inputs(tokens=tokens) for tokens in ([1], [1, 2, 3])]
+    assert scores(f"trl:trl_fns:{name}", samples) == [0.0, -1.0]
+
+
+def test_trl_logs_become_metrics_and_notes() -> None:
+    rewards = adapt("trl", "trl_fns:logs")([reward_inputs(response=r) for r in ("ab", "c")])
+    assert rewards == [
+        Reward(2.0, metrics={"longest": 2}, note="upper: AB"),
+        Reward(1.0, metrics={"longest": 2}, note="upper: C"),
+    ]
+
+
 def test_trl_wrong_number_of_rewards_is_an_error() -> None:
     with pytest.raises(TypeError, match="rewards: 1 values for 2 samples"):
         adapt("trl", "trl_fns:too_few")([reward_inputs(), reward_inputs()])
@@ -138,6 +174,12 @@ def test_verl_rows_are_read_as_verl_does() -> None:
 def test_verl_function_without_verl_rows_gets_label_and_turns() -> None:
     sample = reward_inputs(response="4", label="4", turns=2)
     assert scores("verl:verl_fns:plain", [sample]) == [3.0]
+
+
+def test_verl_functions_of_a_single_data_set_take_less() -> None:
+    assert scores("verl:verl_fns:gsm8k", [reward_inputs(response="4", label="4")]) == [1.0]
+    loose = {"kwargs": {"method": "flexible"}}
+    assert scores("verl:verl_fns:gsm8k", [reward_inputs(response="4", label="4")], **loose) == [0.0]
 
 
 def test_verl_dict_without_score_is_an_error() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,16 @@ Kwargs = dict[str, Any]
 Samples = list[RewardInputs]
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How the function is called for some samples, and how its answer is read."""
+
+    read: Callable[[Any], list[Any]]
+    """One reward for each sample."""
+    args: tuple[Any, ...] = ()
+    kwargs: Kwargs = field(default_factory=dict)
+
+
 def openrlhf(function: Function) -> Function:
     """Adapt `reward_func(queries, prompts, labels, **kwargs)`.
 
@@ -37,36 +47,53 @@ def openrlhf(function: Function) -> Function:
     `role: content` lines, because the chat template's text isn't kept.
     """
 
-    def arguments(samples: Samples) -> Kwargs:
+    def call(samples: Samples) -> _Call:
+        def read(result: Any) -> list[Reward]:
+            if not isinstance(result, Mapping):
+                return [Reward(score) for score in per_sample(result, samples, "rewards")]
+            logs = {**(result.get("extra_logs") or {})}
+            if "scores" in result:
+                logs["scores"] = result["scores"]
+            columns = {key: per_sample(values, samples, key) for key, values in logs.items()}
+            return [
+                Reward(score, metrics={key: column[i] for key, column in columns.items()})
+                for i, score in enumerate(per_sample(result["rewards"], samples, "rewards"))
+            ]
+
         prompts = [sample.prompt_text for sample in samples]
         queries = [p + sample.response for p, sample in zip(prompts, samples, strict=True)]
         # by position: users' functions name these three as they like
-        return {"": (queries, prompts, [sample.label for sample in samples])}
+        return _Call(read, args=(queries, prompts, [sample.label for sample in samples]))
 
-    def rewards(result: Any, samples: Samples) -> list[Reward]:
-        if not isinstance(result, Mapping):
-            return [Reward(score) for score in per_sample(result, samples, "rewards")]
-        logs = {**(result.get("extra_logs") or {})}
-        if "scores" in result:
-            logs["scores"] = result["scores"]
-        columns = {key: per_sample(values, samples, key) for key, values in logs.items()}
-        return [
-            Reward(score, metrics={key: column[i] for key, column in columns.items()})
-            for i, score in enumerate(per_sample(result["rewards"], samples, "rewards"))
-        ]
-
-    return _component("batch", function, arguments, rewards)
+    return _component("batch", function, call)
 
 
 def trl(function: Function) -> Function:
     """Adapt `fn(prompts, completions, completion_ids, **columns)`; None means: does not apply.
 
-    With chat prompts a completion is `[{"role": "assistant", "content": …}]`, else text. Columns
-    that a function without `**kwargs` doesn't name are not passed.
+    With chat prompts a completion is `[{"role": "assistant", "content": …}]`, else text. What
+    `log_metric` is told becomes metrics, what `log_extra` is told notes. Arguments that a function
+    without `**kwargs` doesn't name are not passed; `trainer_state` never is.
     """
     accepted = _accepted(function)
 
-    def arguments(samples: Samples) -> Kwargs:
+    def call(samples: Samples) -> _Call:
+        metrics: dict[str, float] = {}
+        extra: dict[str, list[Any]] = {}
+
+        def read(result: Any) -> list[Any]:
+            if not (metrics or extra):
+                return per_sample(result, samples, "rewards")
+            columns = {key: per_sample(values, samples, key) for key, values in extra.items()}
+            return [
+                Reward(
+                    score,
+                    metrics=metrics,
+                    note="\n".join(f"{key}: {column[i]}" for key, column in columns.items()),
+                )
+                for i, score in enumerate(per_sample(result, samples, "rewards"))
+            ]
+
         names = dict.fromkeys(name for sample in samples for name in sample.task)
         given = {
             # TRL keeps these two columns to itself
@@ -78,13 +105,12 @@ def trl(function: Function) -> Function:
             "prompts": [sample.prompt for sample in samples],
             "completions": [_completion(sample) for sample in samples],
             "completion_ids": [[int(token) for token in sample.tokens] for sample in samples],
+            "log_metric": metrics.__setitem__,
+            "log_extra": extra.__setitem__,
         }
-        return {k: v for k, v in given.items() if accepted is None or k in accepted}
+        return _Call(read, kwargs=_only(accepted, given))
 
-    def rewards(result: Any, samples: Samples) -> list[float | None]:
-        return per_sample(result, samples, "rewards")
-
-    return _component("batch", function, arguments, rewards)
+    return _component("batch", function, call)
 
 
 def verl(function: Function) -> Function:
@@ -92,29 +118,33 @@ def verl(function: Function) -> Function:
 
     Rows in verl's own format are read as verl does: `data_source`, `reward_model.ground_truth` and
     `extra_info` columns; else the task's source and label stand in. A dict's `score` is the
-    reward, its other numbers are metrics.
+    reward, its other numbers are metrics. Arguments that the function does not name are not
+    passed, so that the functions of `verl.utils.reward_score` run too.
     """
+    accepted = _accepted(function)
 
-    def arguments(samples: Samples) -> Kwargs:
+    def call(samples: Samples) -> _Call:
         (sample,) = samples
         model = sample.task.get("reward_model")
         truth = model.get("ground_truth") if isinstance(model, Mapping) else None
-        return {
+        given = {
             "data_source": sample.task.get("data_source", sample.source),
             "solution_str": sample.response,
             "ground_truth": sample.label if truth is None else truth,
             "extra_info": {**(sample.task.get("extra_info") or {}), "num_turns": sample.turns},
         }
+        return _Call(_read_verl, kwargs=_only(accepted, given))
 
-    def rewards(result: Any, samples: Samples) -> list[Any]:
-        if not isinstance(result, Mapping):
-            return [result]
-        if "score" not in result:
-            raise TypeError(f"a dict from compute_score needs the key 'score', not {list(result)}")
-        numbers = {k: float(v) for k, v in result.items() if k != "score" and isinstance(v, Real)}
-        return [Reward(result["score"], metrics=numbers)]
+    return _component("rollout", function, call)
 
-    return _component("rollout", function, arguments, rewards)
+
+def _read_verl(result: Any) -> list[Any]:
+    if not isinstance(result, Mapping):
+        return [result]
+    if "score" not in result:
+        raise TypeError(f"a dict from compute_score needs the key 'score', not {list(result)}")
+    numbers = {k: float(v) for k, v in result.items() if k != "score" and isinstance(v, Real)}
+    return [Reward(result["score"], metrics=numbers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,37 +205,38 @@ def per_sample(values: Any, samples: Samples, what: str) -> list[Any]:
 
 
 def _component(
-    scope: Literal["rollout", "batch"],
-    function: Function,
-    arguments: Callable[[Samples], Kwargs],
-    rewards: Callable[[Any, Samples], list[Any]],
+    scope: Literal["rollout", "batch"], function: Function, call: Callable[[Samples], _Call]
 ) -> Function:
     """Return the reward component: asynchronous when the function is, else synchronous."""
 
-    def start(x: Any, kwargs: Kwargs | None) -> tuple[Any, Samples]:
-        samples = x if scope == "batch" else [x]
-        named = arguments(samples)
-        positional = named.pop("", ())
-        return function(*positional, **named, **(kwargs or {})), samples
+    def start(x: Any, kwargs: Kwargs | None) -> tuple[Any, _Call]:
+        this = call(x if scope == "batch" else [x])
+        return function(*this.args, **{**this.kwargs, **(kwargs or {})}), this
 
-    def finish(result: Any, samples: Samples) -> Any:
-        replies = rewards(result, samples)
+    def finish(result: Any, this: _Call) -> Any:
+        replies = this.read(result)
         return replies if scope == "batch" else replies[0]
 
-    def call(x: Any, *, kwargs: Kwargs | None = None) -> Any:
+    def adapted(x: Any, *, kwargs: Kwargs | None = None) -> Any:
         return finish(*start(x, kwargs))
 
-    async def call_async(x: Any, *, kwargs: Kwargs | None = None) -> Any:
-        result, samples = start(x, kwargs)
-        return finish(await result, samples)
+    async def adapted_async(x: Any, *, kwargs: Kwargs | None = None) -> Any:
+        result, this = start(x, kwargs)
+        return finish(await result, this)
 
-    chosen: Function = call_async if inspect.iscoroutinefunction(function) else call
+    chosen: Function = adapted_async if _is_async(function) else adapted
     chosen.__doc__ = f"""{inspect.getdoc(function) or "A reward of another framework."}
 
     Args:
         kwargs: passed on to the function as keyword arguments.
     """
     return component(scope=scope)(chosen)
+
+
+def _is_async(function: Function) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an instance, not a test for callability
+    )
 
 
 def _completion(sample: RewardInputs) -> str | list[dict[str, str]]:
@@ -220,6 +251,10 @@ def _accepted(function: Function) -> set[str] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {parameter.name for parameter in parameters}
+
+
+def _only(accepted: set[str] | None, given: Kwargs) -> Kwargs:
+    return {k: v for k, v in given.items() if accepted is None or k in accepted}
 
 
 def _target(prefix: str, rest: str) -> str:
