@@ -211,7 +211,7 @@ class Tree:
         if rest:
             found = _find_item(items, rest)
             if found is None:
-                names = [item["name"] for item in items]
+                names = short_names([str(item["name"]) for item in items])
                 listed = ", ".join(f"{index} ({name})" for index, name in enumerate(names))
                 hint = did_you_mean(rest.partition(".")[0], names)
                 text = f"no such entry; there are {listed or 'none'}"

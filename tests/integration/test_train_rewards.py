@@ -112,6 +112,38 @@ def test_a_composed_reward_trains_and_logs_its_parts(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_adapters_and_a_composition_train_through_ray_and_vllm(folder: Path) -> None:
+    """Six rewards in one run of the default engine, in two reward workers."""
+    weights = {
+        "openrlhf:theirs.py": 0.5,
+        "trl:theirs:digits_trl": 1.0,
+        "verl:theirs.py:compute_score": 2.0,
+        "math": 1.0,
+        "regex": 0.2,
+        "overlong": 0.5,
+    }
+    words = arguments("out", steps=3, runtime="ray", engine="vllm")
+    at = words.index("--reward")
+    words[at : at + 2] = [
+        word for name, weight in weights.items() for word in ("--reward", f"{name}:{weight}")
+    ]
+    words += ["--set", "rewards.regex.pattern=\\d", "--set", "reward.workers=2"]
+    words += "--set rewards.overlong.max_length=8 --set rewards.overlong.buffer=4".split()
+    run(folder, words)
+    records = metrics(folder / "out")
+    assert [record["step"] for record in records] == [1, 2, 3]
+    parts = ["theirs", "digits_trl", "compute_score", "math", "regex", "overlong"]
+    for record in records:
+        scores = [record[f"reward/{part}"] for part in parts]
+        total = sum(w * score for w, score in zip(weights.values(), scores, strict=True))
+        assert record["reward/mean"] == pytest.approx(total, abs=1e-6)
+        assert (record["reward/failed"], record["compute_score/turns"]) == (0, 1)
+        assert record["reward/overlong"] < 0 < record["reward/theirs"]
+        assert record["mismatch/logprob_abs_mean"] < 1e-4
+    assert len({record["policy/entropy"] for record in records}) == 3  # it was trained
+
+
+@pytest.mark.slow
 def test_a_reward_server_killed_and_restarted_costs_time_and_nothing_else(folder: Path) -> None:
     local = train(folder, "local", ["theirs.py:counted"], steps=5)
     (folder / "scored.txt").unlink()
