@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-BENCHMARKS = ("seeds",)
+BENCHMARKS = ("seeds", "algorithms", "ppo")
 
 
 def main() -> None:
