@@ -83,7 +83,7 @@ class CheckpointConfig(Part):
     """Newest checkpoints that stay on disk, beside the best one."""
     best: str | None = None
     """Metric of evaluation, such as `eval/gsm8k/mean`: `checkpoints/best` keeps the checkpoint
-    where it was highest; where its name ends with `loss`, lowest."""
+    where it was highest; of a loss, of `length_mean` and of `truncated_rate`, lowest."""
     export: bool = True
     """Write a Hugging Face folder when the run ends."""
 

@@ -184,13 +184,23 @@ def powers_of_two(most: int) -> list[int]:
     return [2**i for i in range(most.bit_length())]
 
 
+_LOWER = ("length_mean", "truncated_rate")
+
+
 def metric_names(sources: Sequence[str], samples: int) -> list[str]:
-    """The metrics that `checkpoint.best` may name: higher is better."""
-    return [
-        f"eval/{source}/{name}"
-        for source in sources
-        for name in ["mean", *(f"pass@{k}" for k in powers_of_two(samples))]
-    ]
+    """The metrics that `checkpoint.best` may name."""
+    passes = (f"pass@{k}" for k in powers_of_two(samples))
+    names = ["mean", *passes, *_LOWER]
+    return [f"eval/{source}/{name}" for source in sources for name in names]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether the best checkpoint is the one where a metric of evaluation is lowest.
+
+    >>> lower_is_better("eval/gsm8k/length_mean"), lower_is_better("eval/gsm8k/pass@4")
+    (True, False)
+    """
+    return metric.rpartition("/")[2] in _LOWER
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -206,7 +206,8 @@ class Fixed:
 
     async def evaluate(self, progress: Any) -> Evaluation:
         empty = evaluated({"s": []}, samples=1, scoring=Scoring(), failed_rewards=0, seconds=0.0)
-        result = replace(empty.sources["s"], mean=self.means.pop(0))
+        value = self.means.pop(0)
+        result = replace(empty.sources["s"], mean=value, length_mean=100 * value)
         return replace(empty, sources={"s": result})
 
 
@@ -223,11 +224,15 @@ class Listener:
 
 
 def evaluations(
-    folder: Path, means: Sequence[float] = (), listener: Listener | None = None, **settings: Any
+    folder: Path,
+    means: Sequence[float] = (),
+    listener: Listener | None = None,
+    best: str = "eval/s/mean",
+    **settings: Any,
 ) -> Evaluations:
     config = RunConfig.model_validate({"steps": 7, "eval": {"sources": "x", **settings}})
     config = config.model_copy(
-        update={"checkpoint": config.checkpoint.model_copy(update={"best": "eval/s/mean"})}
+        update={"checkpoint": config.checkpoint.model_copy(update={"best": best})}
     )
     listener = listener or Listener()
     return Evaluations(
@@ -273,6 +278,18 @@ def test_the_first_of_equal_steps_is_best_and_survives_a_resume(tmp_path: Path) 
     asyncio.run(second.evaluate(4))
     assert second.best_step == 2
     asyncio.run(second.evaluate(5))
+    assert second.best_step == 5
+
+
+def test_the_best_length_is_the_shortest(tmp_path: Path) -> None:
+    first = evaluations(tmp_path, [0.4, 0.2, 0.2], every=1, best="eval/s/length_mean")
+    for step in (1, 2, 3):
+        asyncio.run(first.evaluate(step))
+    assert first.best_step == 2
+    second = evaluations(tmp_path, [0.3, 0.1], every=1, best="eval/s/length_mean")
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for step in (4, 5):
+        asyncio.run(second.evaluate(step))
     assert second.best_step == 5
 
 

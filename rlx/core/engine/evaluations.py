@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.core.engine.evaluation import Evaluator
 from rlx.core.engine.reporting import Reporter
-from rlx.core.evaluation import Evaluation
+from rlx.core.evaluation import Evaluation, lower_is_better
 from rlx.core.plugins import PluginSystem
 from rlx.core.run import EVALS_NAME, Run
 
@@ -34,9 +34,10 @@ class Evaluations:
         self._plugins = plugins
         self._done: int | None = None
         self.best_step: int | None = None
-        """The step with the highest `checkpoint.best` so far (the first of equals); None without
+        """The step with the best `checkpoint.best` so far (the first of equals); None without
         that setting."""
         self._best_value = float("-inf")
+        """Of that metric; its negative where lower is better."""
         self._shown = 0.0
 
     def due(self, step: int) -> bool:
@@ -57,8 +58,10 @@ class Evaluations:
         metrics = evaluation.metrics
         self._done = step
         name = self._run.config.checkpoint.best
-        if name is not None and metrics[name] > self._best_value:
-            self._best_value, self.best_step = metrics[name], step
+        if name is not None:
+            value = -metrics[name] if lower_is_better(name) else metrics[name]
+            if value > self._best_value:
+                self._best_value, self.best_step = value, step
         if self._run.config.logging.rollouts:
             self._write_samples(step, evaluation)
         self._plugins.notify("rlx_on_eval_end", run=self._run, step=step, results=metrics)
