@@ -21,4 +21,4 @@ def masked_policy_gradient(x: LossInputs, divergence: Tensor, delta: float) -> T
 
 def probabilities(x: LossInputs) -> tuple[Tensor, Tensor]:
     """π and π_old of the sampled tokens, [N] each, without gradient."""
-    return x.logprobs.detach().exp().clamp(max=1), x.old_logprobs.exp().clamp(max=1)
+    return x.logprobs.detach().clamp(max=0).exp(), x.old_logprobs.clamp(max=0).exp()
