@@ -22,10 +22,16 @@ app = typer.Typer(
     help="Runs on disk: list them, look at one, read its rollouts.", no_args_is_help=True
 )
 _console = Console(highlight=False)
-_EVALUATION = re.compile(r"eval/.+/(mean|pass@\d+)$")
+_EVALUATION = re.compile(r"eval/.+/(mean|pass@\d+|loss|accuracy|reward_margin)$")
+_PRIMARY = {"reward/mean": "reward", "train/loss": "loss"}
+"""What a run is about: the first of these that its metrics have."""
 _KEY_METRICS = (
     "reward/mean",
     "reward/std",
+    "train/loss",
+    "train/accuracy",
+    "train/reward_margin",
+    "train/grad_norm",
     "rollout/length_mean",
     "rollout/truncated_rate",
     "policy/entropy",
@@ -48,7 +54,7 @@ def list_runs(root: RootOption = Path("runs")) -> None:
     if not folders:
         _console.print(f"no runs under {root}/; start one with: rlx train")
         return
-    table = Table("run", "state", "steps", "reward first → last", "model", "estimator × loss")
+    table = Table("run", "state", "steps", "first → last", "model", "estimator × loss")
     for folder in folders:
         table.add_row(*_summary(folder))
     _console.print(table)
@@ -65,14 +71,18 @@ def show(run: RunArgument, root: RootOption = Path("runs")) -> None:
         _console.print(_metrics_table(records))
         from rlx.plugins.trackers.console import learning_curve
 
-        points = [(r["step"], r["reward/mean"] or 0.0) for r in records if "reward/mean" in r]
+        primary = _primary(records)
+        points = [(r["step"], r[primary] or 0.0) for r in records if primary in r]
         if len(points) > 1:
-            _console.print(learning_curve(points, width=min(_console.width, 80)), markup=False)
+            width, name = min(_console.width, 80), "mean reward" if "reward" in primary else "loss"
+            _console.print(learning_curve(points, width=width, name=name), markup=False)
     checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
     _console.print(f"checkpoints: {', '.join(checkpoints) or 'none'}")
     following = f"rlx runs rollouts {run}"
+    if "objective" in _facts(folder):
+        following = f"rlx train --model {folder / 'export'}"
     if not is_finished(folder):
-        following = f"rlx train -c {folder / CONFIG_NAME} --resume"
+        following = f"rlx {_command(folder)} -c {folder / CONFIG_NAME} --resume"
     _console.print(f"next: {following}", style="dim")
 
 
@@ -126,12 +136,35 @@ def find_run(name: str, root: Path) -> Path:
 
 def _summary(folder: Path) -> tuple[str, ...]:
     config = _config(folder)
-    rewards = [r["reward/mean"] for r in _records(folder / METRICS_NAME) if "reward/mean" in r]
-    curve = f"{rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards and None not in rewards else "–"
+    records = list(_records(folder / METRICS_NAME))
+    primary = _primary(records)
+    values = [record[primary] for record in records if primary in record]
+    curve = f"{values[0]:.3f} → {values[-1]:.3f}" if values and None not in values else "–"
     state = "finished" if is_finished(folder) else "unfinished"
     algorithm = f"{_name(config.get('estimator'))} × {_name(config.get('loss'))}"
-    steps = f"{len(rewards)}/{config.get('steps', '?')}"
+    algorithm = str(_facts(folder).get("objective", algorithm))
+    steps = f"{len(values)}/{config.get('steps', '?')}"
     return folder.name, state, steps, curve, str(config.get("model", "?")), algorithm
+
+
+def _primary(records: list[dict[str, Any]]) -> str:
+    return next((name for name in _PRIMARY if any(name in one for one in records)), "reward/mean")
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST_NAME
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What the run noted of itself; an offline one the name of its objective."""
+    return dict(_manifest(folder).get("facts") or {})
+
+
+def _command(folder: Path) -> str:
+    """The command that wrote the run."""
+    words = [str(word) for word in _manifest(folder).get("command", [])[1:2]]
+    return words[0] if words and "objective" in _facts(folder) else "train"
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -144,9 +177,7 @@ def _name(component: Any) -> str:
 
 
 def _description(folder: Path) -> Table:
-    manifest = {}
-    if (folder / MANIFEST_NAME).is_file():
-        manifest = json.loads((folder / MANIFEST_NAME).read_text())
+    manifest = _manifest(folder)
     name, state, steps, curve, model, algorithm = _summary(folder)
     versions = manifest.get("versions", {})
     table = Table.grid(padding=(0, 2))
@@ -156,7 +187,7 @@ def _description(folder: Path) -> Table:
         ("model", model),
         ("algorithm", algorithm),
         ("steps", steps),
-        ("reward", curve),
+        (_PRIMARY[_primary(list(_records(folder / METRICS_NAME)))], curve),
         ("created", str(manifest.get("created", "?"))),
         ("versions", ", ".join(f"{key} {value}" for key, value in versions.items())),
     ):
@@ -170,8 +201,11 @@ def _metrics_table(records: list[dict[str, Any]]) -> Table:
     for name in (*_KEY_METRICS, *sorted(evaluated)):
         values = [record[name] for record in records if record.get(name) is not None]
         if values:
-            rises = name == "reward/mean" or name in evaluated
-            best = f"{max(values):.4g}" if rises else ""
+            best = ""
+            if name.endswith("loss") and name in evaluated:
+                best = f"{min(values):.4g}"
+            elif name == "reward/mean" or name in evaluated:
+                best = f"{max(values):.4g}"
             table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", best)
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rlx.core.hookspecs import hookimpl
@@ -105,6 +106,19 @@ def rlx_resolve(kind: str, ref: str) -> ComponentRef | None:
 @hookimpl
 def rlx_register_objectives(registry: Registrar) -> None:
     _add_functions(registry, _OBJECTIVES)
+
+
+def _model_by_path(ref: str) -> ComponentRef | None:
+    """`model:PATH`, the reward model in a folder; None where `model` is a module."""
+    from rlx.core.references import ComponentRef
+
+    path = Path(ref.removeprefix("model:")).expanduser()
+    if not path.is_dir():
+        return None
+    target = f"rlx.plugins.rewards.model:{_REWARD_CLASSES['model']}"
+    return ComponentRef(
+        kind="rewards", name=ref, target=target, params={"model": str(path.resolve())}
+    )
 
 
 @hookimpl

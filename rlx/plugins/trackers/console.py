@@ -23,13 +23,19 @@ from rlx.core.run import METRICS_NAME, Run
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PHASES = ("rollout", "reward", "score", "update", "publish", "eval", "checkpoint")
+_PRIMARY = {"reward/mean": "mean reward", "train/loss": "loss"}
+"""What a run is about: the first of these that it has, and its name in plots."""
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
+    ("loss", "train/loss", "{:.4f}"),
+    ("accuracy", "train/accuracy", "{:.1%}"),
+    ("margin", "train/reward_margin", "{:.3f}"),
     ("± reward", "reward/std", "{:.3f}"),
     ("length", "rollout/length_mean", "{:.1f}"),
     ("truncated", "rollout/truncated_rate", "{:.1%}"),
     ("entropy", "policy/entropy", "{:.3f}"),
     ("grad norm", "policy/grad_norm", "{:.3g}"),
+    ("grad norm", "train/grad_norm", "{:.3g}"),
     ("clip rate", "policy/clip_rate", "{:.2%}"),
     ("KL to ref", "policy/kl_ref", "{:.4f}"),
     ("|Δ log-prob|", "mismatch/logprob_abs_mean", "{:.1e}"),
@@ -52,7 +58,8 @@ class Console:
         self._wants_live = self._console.is_terminal if live is None else live
         self._live: Live | None = None
         self._run: Run | None = None
-        self._rewards: list[tuple[int, float]] = []
+        self._primary = "reward/mean"
+        self._curve: list[tuple[int, float]] = []
         self._metrics: Mapping[str, float] = {}
         self._evaluation = ""
         self._sample: Mapping[str, Any] | None = None
@@ -62,7 +69,8 @@ class Console:
 
     def start(self, run: Run) -> None:
         self._run = run
-        self._rewards = _earlier_rewards(run.folder / METRICS_NAME)
+        self._primary = "train/loss" if run.objective else "reward/mean"
+        self._curve = _earlier(run.folder / METRICS_NAME, self._primary)
         self._print(f"run {run.name}: {_headline(run)}")
         if self._wants_live:
             self._live = Live(self, console=self._console, refresh_per_second=4, transient=True)
@@ -77,9 +85,9 @@ class Console:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._status = ""
-        if "reward/mean" in metrics:
+        if self._primary in metrics:
             self._metrics = metrics
-            self._rewards.append((step, metrics["reward/mean"]))
+            self._curve.append((step, metrics[self._primary]))
         self._evaluation = _evaluation(metrics) or self._evaluation
         if self._live is None:
             self._print(_line(step, self._total(), metrics))
@@ -89,16 +97,18 @@ class Console:
 
     def close(self, error: BaseException | None = None) -> None:
         self._stop_live()
-        known = [(step, reward) for step, reward in self._rewards if math.isfinite(reward)]
+        known = [(step, value) for step, value in self._curve if math.isfinite(value)]
         if len(known) > 1:
-            self._print(learning_curve(known, width=min(self._console.width, 80)))
+            width, name = min(self._console.width, 80), _PRIMARY[self._primary]
+            self._print(learning_curve(known, width=width, name=name))
 
     def __rich__(self) -> Panel:
         """The panel's present content (called by rich at each refresh)."""
         parts: list[Any] = [self._progress()]
         if self._metrics:
             parts += [_numbers(self._metrics), _phase_times(self._metrics)]
-            parts.append(Text("reward  " + sparkline([value for _, value in self._rewards], 60)))
+            label = f"{_PRIMARY[self._primary].split()[-1]:<8}"
+            parts.append(Text(label + sparkline([value for _, value in self._curve], 60)))
         if self._evaluation:
             parts.append(Text(self._evaluation))
         if self._sample is not None:
@@ -110,7 +120,7 @@ class Console:
         return Panel(Group(*parts), title=f"rlx · {name}", border_style="cyan")
 
     def _progress(self) -> Progress:
-        done = self._rewards[-1][0] if self._rewards else 0
+        done = self._curve[-1][0] if self._curve else 0
         left = self._metrics.get("time/step", 0.0) * (self._total() - done)
         progress = Progress(
             TextColumn("step"),
@@ -152,15 +162,21 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
 
 
-def learning_curve(points: Sequence[tuple[int, float]], *, width: int, height: int = 14) -> str:
-    """A plain-text plot of the mean reward over steps."""
+def learning_curve(
+    points: Sequence[tuple[int, float]],
+    *,
+    width: int,
+    height: int = 14,
+    name: str = "mean reward",
+) -> str:
+    """A plain-text plot of the mean reward (or what `name` says) over steps."""
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(width, height)
     plotext.plot([step for step, _ in points], [reward for _, reward in points], marker="braille")
-    plotext.title("mean reward by step")
+    plotext.title(f"{name} by step")
     return plotext.uncolorize(plotext.build())
 
 
@@ -180,11 +196,12 @@ def _line(step: int, total: int, metrics: Mapping[str, float]) -> str:
 
 
 def _evaluation(metrics: Mapping[str, float]) -> str:
-    """`eval gsm8k 0.312, aime 0.050`: the means of an evaluation; empty when there is none."""
+    """`eval gsm8k 0.312, aime 0.050`: the means (offline: losses) of an evaluation; empty when
+    there is none."""
     found = [
         f"{name.removeprefix('eval/').removesuffix('/mean')} {value:.3f}"
         for name, value in metrics.items()
-        if name.startswith("eval/") and name.endswith("/mean")
+        if name.startswith("eval/") and name.endswith(("/mean", "/loss", "/accuracy"))
     ]
     return "eval " + ", ".join(found) if found else ""
 
@@ -217,6 +234,12 @@ def _sample_text(sample: Mapping[str, Any]) -> Text:
 
 def _headline(run: Run) -> str:
     config = run.config
+    if run.objective:
+        return (
+            f"{config.model}, {run.objective}, {config.offline.batch_size} rows a step, "
+            f"{config.learner.ranks} rank{'s' if config.learner.ranks > 1 else ''} on "
+            f"{config.runtime.kind}"
+        )
     rewards = " + ".join(
         reward.name if reward.weight == 1 else f"{reward.weight:g}·{reward.name}"
         for reward in config.rewards
@@ -228,8 +251,9 @@ def _headline(run: Run) -> str:
     )
 
 
-def _earlier_rewards(path: Path) -> list[tuple[int, float]]:
+def _earlier(path: Path, name: str) -> list[tuple[int, float]]:
+    """Steps and values of a metric in the file that a resumed run goes on with."""
     if not path.is_file():
         return []
     records = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return [(r["step"], r["reward/mean"]) for r in records if r.get("reward/mean") is not None]
+    return [(r["step"], r[name]) for r in records if r.get(name) is not None]
