@@ -63,7 +63,8 @@ def test_a_reasoning_gym_task_trains(environment: Environment, workspace: Path) 
     words = "train --model embedded --data rlx_reasoning_gym:load --reward reasoning_gym".split()
     words += ["--set", "data.params.task=spell_backward", "--set", "data.params.size=64"]
     words += ["--set", "data.params.config={min_word_len: 4, max_word_len: 5}"]
-    words += ["--set", "data.template=reverse {word}=", "--max-new-tokens", "10"]
+    words += ["--set", "data.prompt=word", "--set", "data.template=reverse {prompt}="]
+    words += ["--max-new-tokens", "10"]
     environment.rlx(*words, *SMALL, cwd=workspace)
     check_accounts(workspace / "out")
     first = metrics(workspace / "out")[0]
