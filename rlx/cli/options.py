@@ -113,6 +113,10 @@ def _declared(
     steps: Annotated[Count, _option("--steps", "Training steps.", _SIZES)] = None,
     groups: Annotated[Count, _option("--groups", "P, tasks per step.", _SIZES)] = None,
     group_size: Annotated[Count, _option("--group-size", "G, rollouts per task.", _SIZES)] = None,
+    max_staleness: Annotated[
+        Count,
+        _option("--max-staleness", "Steps that generation may run ahead; 0: takes turns.", _SIZES),
+    ] = None,
     max_new_tokens: Annotated[
         Count, _option("--max-new-tokens", "Longest response.", _SIZES)
     ] = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlx.core.config_base import (
     ComponentConfig,
@@ -142,6 +142,14 @@ class RunConfig(Part):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     plugins: PluginsConfig = PluginsConfig()
+
+    @model_validator(mode="after")
+    def _correct_stale_rollouts(self) -> RunConfig:
+        if self.rollout.max_staleness and "correction" not in self.model_fields_set:
+            from rlx.plugins.defaults import STALE_CORRECTION
+
+            self.correction = ComponentConfig(name=STALE_CORRECTION)
+        return self
 
     @property
     def batch_size(self) -> int:

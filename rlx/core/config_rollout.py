@@ -30,6 +30,15 @@ class RolloutConfig(Part):
     """Weights of the engine; `auto`: the learner's."""
     context_length: int | None = Field(None, ge=8)
     """Unset: the model's own, at most what prompts and `max_new_tokens` need."""
+    max_staleness: int = Field(0, ge=0)
+    """Policy versions by which a rollout may be behind the weights that it trains. 0: generation
+    and training take turns, and a run can be repeated bit by bit; k: generation runs ahead by up to
+    k steps while the learner trains."""
+    partial_rollout: bool = False
+    """With `max_staleness`: new weights are taken in the middle of a response. Without it the
+    engine first finishes the responses that it has begun."""
+    max_in_flight: int | None = Field(None, ge=1)
+    """With `max_staleness`: most groups that are generated at once; unset: as many as fit."""
     max_running: int = Field(256, ge=1)
     """Sequences that the engine runs at once."""
     kv_cache_gib: float = Field(1.0, gt=0)

@@ -192,6 +192,27 @@ def check_engine(case: Case) -> Iterator[Finding]:
             )
 
 
+def check_staleness(case: Case) -> Iterator[Finding]:
+    """What concerns generation ahead of training is of use only there; a step fits in flight."""
+    rollout = case.config.rollout
+    if not rollout.max_staleness:
+        for key in ("partial_rollout", "max_in_flight"):
+            if getattr(rollout, key):
+                yield warning(
+                    f"rollout.{key} has no effect: generation and training take turns",
+                    f"rollout.{key}",
+                    "`--set rollout.max_staleness=1` lets generation run ahead",
+                )
+        return
+    if case.config.algorithm.old_logprobs == "rollout":
+        yield warning(
+            "the ratio is taken to the engine's log-probs, so the correction of stale rollouts is "
+            "1 everywhere",
+            "algorithm.old_logprobs",
+            "`auto`, which takes it to the learner's",
+        )
+
+
 def check_sampling(case: Case) -> Iterator[Finding]:
     """The learner computes probabilities over the whole vocabulary at the sampling temperature."""
     rollout, algorithm = case.config.rollout, case.config.algorithm
@@ -346,6 +367,7 @@ RULES: tuple[Rule, ...] = (
     check_length,
     check_engine,
     check_sampling,
+    check_staleness,
     check_learner,
     check_old_logprobs,
     check_critic,

@@ -37,6 +37,7 @@ FLAGS: Mapping[str, str] = {
     "steps": "steps",
     "groups": "rollout.groups",
     "group_size": "rollout.group_size",
+    "max_staleness": "rollout.max_staleness",
     "max_new_tokens": "rollout.max_new_tokens",
     "temperature": "rollout.temperature",
     "lr": "learner.lr",

@@ -15,3 +15,6 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "rewards": ("exact_match",),
     "trackers": ("jsonl", "console", "tensorboard"),
 }
+
+STALE_CORRECTION: Final = "tis"
+"""The correction of a run whose rollouts may be older than the weights that they train."""

@@ -265,7 +265,9 @@ def test_weights_loaded_in_flight_are_used_from_the_next_token(
 
     longest = 0
     for request, generation in zip(wanted, asyncio.run(run()), strict=True):
+        count = len(generation.tokens)
         assert generation.version == 0, "the version is the one at the start of the request"
+        assert list(generation.versions) == ([(0, 6), (1, count - 6)] if count > 6 else [])
         index = torch.from_numpy(generation.tokens).long()[:, None]
         for model, part in ((old, slice(0, 6)), (changed, slice(6, None))):
             logits = reference_logits(model, request.prompt, generation.tokens)

@@ -66,6 +66,66 @@ def test_later_requests_are_a_call_of_their_own():
     assert [len(call) for call in worker.calls] == [2, 1]
 
 
+class SlowWorker(ScriptedWorker):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.loaded_during: list[int] = []
+        self.running = 0
+
+    async def stream(self, method: str, requests: Sequence[GenerateRequest]) -> AsyncIterator:
+        self.running += len(requests)
+        await self.go.wait()
+        self.running -= len(requests)
+        yield [answer(request) for request in requests]
+
+    async def call(self, method: str, *args: object) -> None:
+        assert method == "load_weights"
+        self.loaded_during.append(self.running)
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_new_weights_wait_for_running_requests_unless_they_are_swapped_in_flight(in_flight: bool):
+    async def run() -> tuple[SlowWorker, int]:
+        worker = SlowWorker()
+        client = RolloutClient(worker, swaps_in_flight=in_flight)
+        first = asyncio.create_task(ask(client, [1, 2]))
+        await asyncio.sleep(0.01)
+        load = asyncio.create_task(client.load_weights(None))
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(ask(client, [3]))
+        await asyncio.sleep(0.01)
+        asked_meanwhile = worker.running
+        worker.go.set()
+        await load
+        assert await first == [1, 2]
+        assert await second == [3], "what was asked for meanwhile is answered afterwards"
+        return worker, asked_meanwhile
+
+    worker, asked_meanwhile = asyncio.run(run())
+    assert worker.loaded_during == [2 if in_flight else 0]
+    assert asked_meanwhile == (3 if in_flight else 2)
+
+
+def test_idle_share_is_the_time_without_requests():
+    async def run() -> tuple[float, float]:
+        worker = SlowWorker()
+        client = RolloutClient(worker)
+        await asyncio.sleep(0.05)
+        before = client.take_idle_share()
+        asking = asyncio.create_task(ask(client, [1]))
+        await asyncio.sleep(0.05)
+        worker.go.set()
+        await asking
+        return before, client.take_idle_share()
+
+    idle, busy = asyncio.run(run())
+    assert idle == 1
+    assert busy < 0.5
+
+
 def test_engine_error_reaches_every_caller():
     client = RolloutClient(ScriptedWorker(fail=True))
 

@@ -37,7 +37,30 @@ class Collected:
     groups: Sequence[Group]
     metrics: Mapping[str, float]
     rollout_seconds: float
-    reward_seconds: float
+    """That the trainer waited for rollouts."""
+    reward_seconds: float | None
+    """That it then waited for rewards; None where both go on at the same time."""
+
+
+class Collection(Protocol):
+    """Where the trainer gets its groups from: episodes, in turns with training (`Collector`) or
+    ahead of it (`AsyncCollector`), or a recording (`Replay`)."""
+
+    async def collect(self, wanted: int) -> Collected:
+        """As many accepted groups as one step trains on."""
+        ...
+
+    def advance(self, version: int) -> None:
+        """The engine has the weights of another policy version."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        ...
+
+    async def state_dict(self) -> dict[str, Any]: ...
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -182,6 +205,12 @@ class Collector:
             rollout_seconds=clock.generated - clock.started,
             reward_seconds=max(clock.finished - clock.generated, 0.0),
         )
+
+    def advance(self, version: int) -> None:
+        """Nothing to do: no group starts before it is asked for."""
+
+    async def close(self) -> None:
+        """Nothing to do: no group outlives `collect`."""
 
     async def _wave(self, tasks: Sequence[Task], clock: _Clock) -> list[Group]:
         numbers = range(self._next_group, self._next_group + len(tasks))

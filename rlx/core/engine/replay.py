@@ -33,7 +33,7 @@ class Replay:
         self._done = 0
 
     async def collect(self, wanted: int) -> Collected:
-        """The groups of the next step; raises UsageError when they are not `wanted`, or not whole."""
+        """The groups of the next step; UsageError when not `wanted`, or not whole."""
         started = time.perf_counter()
         self._done += 1
         groups = read_step(self._folder, self._done)
@@ -53,6 +53,12 @@ class Replay:
             )
         seconds = time.perf_counter() - started
         return Collected(groups=groups, metrics={}, rollout_seconds=seconds, reward_seconds=0.0)
+
+    def advance(self, version: int) -> None:
+        """Nothing to do: the rollouts were made long ago."""
+
+    async def close(self) -> None:
+        """Nothing is under way."""
 
     async def state_dict(self) -> dict[str, Any]:
         return {"replayed": self._done}

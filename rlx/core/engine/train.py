@@ -9,8 +9,9 @@ from typing import Any
 
 from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine import workers
+from rlx.core.engine.async_collector import AsyncCollector
 from rlx.core.engine.client import RolloutClient
-from rlx.core.engine.collector import Collector, GroupMaker
+from rlx.core.engine.collector import Collection, Collector, GroupMaker
 from rlx.core.engine.critic import Critic
 from rlx.core.engine.evaluation import Evaluator, limits_of
 from rlx.core.engine.evaluations import Evaluations
@@ -121,7 +122,7 @@ class _Session(Session):
             await learner.export(str(self._folder / "export"))
         self._mark_finished(trainer)
 
-    def _collector(self, engine: RolloutClient | None, rewards: RewardRunner) -> Collector | Replay:
+    def _collector(self, engine: RolloutClient | None, rewards: RewardRunner) -> Collection:
         plan, config = self._plan, self._config
         if engine is None:
             assert config.replay is not None
@@ -148,7 +149,11 @@ class _Session(Session):
             seed=config.seed,
             greedy=bool(plan.selection.estimator.resolve().tags.extra.get("greedy")),
         )
-        return Collector(maker=maker, scorer=rewards, sampler=sampler)
+        if not config.rollout.max_staleness:
+            return Collector(maker=maker, scorer=rewards, sampler=sampler)
+        return AsyncCollector(
+            maker=maker, scorer=rewards, sampler=sampler, client=engine, settings=config.rollout
+        )
 
     def _evaluations(
         self, run: Run, engine: RolloutClient | None, rewards: RewardRunner
@@ -190,7 +195,9 @@ class _Session(Session):
             learner=group(learner_specs, config.learner),
             reference=group(reference_specs, config.learner) if reference_specs else None,
             critic=critic,
-            engine=None if replayed else RolloutClient(started["engine"]),
+            engine=None
+            if replayed
+            else RolloutClient(started["engine"], swaps_in_flight=config.rollout.partial_rollout),
             rewards=self._crew.reward_runner(reward_specs, started),
         )
 

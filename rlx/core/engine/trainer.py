@@ -16,7 +16,7 @@ from rlx.core.config import RunConfig
 from rlx.core.engine.advantages import compute_advantages
 from rlx.core.engine.batches import make_batch
 from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
-from rlx.core.engine.collector import Collected, unwrap
+from rlx.core.engine.collector import Collected, Collection, unwrap
 from rlx.core.engine.critic import Critic, critic_metrics
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import UpdateResult
@@ -37,16 +37,6 @@ _AT_REST = (*_BEFORE_UPDATE, "eval")
 """Phases in which the state is that after the last finished step."""
 
 
-class _Collector(Protocol):
-    """Where the groups of a step come from: episodes (`Collector`), or a recording (`Replay`)."""
-
-    async def collect(self, wanted: int) -> Collected: ...
-
-    async def state_dict(self) -> dict[str, Any]: ...
-
-    async def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class _Engine(Protocol):
     async def abort(self) -> None: ...
 
@@ -65,7 +55,7 @@ class Trainer:
         *,
         run: Run,
         config: RunConfig,
-        collector: _Collector,
+        collector: Collection,
         evaluations: Evaluations | None,
         estimator: Bound,
         learner: LearnerGroup,
@@ -126,7 +116,10 @@ class Trainer:
             if self._is_at_rest(error):
                 await self.checkpoint()
             raise unwrap(error) from None
-        await self.checkpoint()
+        else:
+            await self.checkpoint()
+        finally:
+            await self._collector.close()
         return self._stop_reason or f"all {self._config.steps} steps are done"
 
     def _is_at_rest(self, error: BaseException) -> bool:
@@ -164,7 +157,7 @@ class Trainer:
         self.step += 1
         self._before_step = None
         with self._timed("publish"):
-            await self._publisher.publish(self._learner, self._engine, version=self.step)
+            await self._publish()
         numbers = merge(advantages, update.metrics, extra)
         try:
             evaluation = await self._evaluate()
@@ -255,7 +248,8 @@ class Trainer:
     ) -> None:
         seconds = time.perf_counter() - started
         self._times["rollout"] = collected.rollout_seconds
-        self._times["reward"] = collected.reward_seconds
+        if collected.reward_seconds is not None:
+            self._times["reward"] = collected.reward_seconds
         metrics = merge(
             rollout_metrics(collected.groups, by_source=bool(self._config.data.sources)),
             collected.metrics,
@@ -347,7 +341,12 @@ class Trainer:
         if self._critic is not None:
             await self._critic.load(str(folder / "critic"))
         self.step = self._saved_step = step_of(folder)
+        await self._publish()
+
+    async def _publish(self) -> None:
+        """Give the learner's weights to the engine, as the policy version of this step."""
         await self._publisher.publish(self._learner, self._engine, version=self.step)
+        self._collector.advance(self.step)
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the last finished step (called from a signal handler).
@@ -374,6 +373,7 @@ class Trainer:
         except asyncio.CancelledError:
             if self._stop_reason is None:
                 raise
+            await self._collector.close()
             await self._engine.abort()
         except RunInterrupted:
             if self._stop_reason is None:

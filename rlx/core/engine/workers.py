@@ -28,8 +28,10 @@ _REWARDS = "rlx.core.engine.rewards:RewardWorker"
 
 
 def threads_of(config: RunConfig) -> int:
-    """CPU threads of a phase: phases take turns, so each gets all cores."""
-    return config.runtime.cpus or len(os.sched_getaffinity(0))
+    """CPU threads of a phase: all cores, because phases take turns; half of them where generation
+    goes on while the learner trains."""
+    cpus = config.runtime.cpus or len(os.sched_getaffinity(0))
+    return max(cpus // 2, 1) if config.rollout.max_staleness else cpus
 
 
 def engine_spec(config: RunConfig, model: str, *, context_length: int, dtype: str) -> WorkerSpec:

@@ -52,6 +52,33 @@ class EngineCore(Protocol):
     def stop(self) -> None: ...
 
 
+class Stretches:
+    """Which weights sampled which tokens of a running request."""
+
+    __slots__ = ("_ends", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        """When the request came."""
+        self._ends: list[tuple[int, int]] = []
+
+    def replaced(self, version: int, tokens: int) -> None:
+        """The weights are to be replaced by `version`, with `tokens` sampled so far."""
+        if not tokens:
+            self.version, self._ends = version, []
+            return
+        self._ends.append((version, tokens))
+
+    def of(self, tokens: int) -> list[tuple[int, int]]:
+        """(version, tokens) in order, once `tokens` are sampled; empty where nothing changed."""
+        found, start, version = [], 0, self.version
+        for following, end in [*self._ends, (0, tokens)]:
+            if end > start:
+                found.append((version, end - start))
+            start, version = end, following
+        return found if len(found) > 1 else []
+
+
 def check_request(request: GenerateRequest, *, context_length: int, vocabulary: int) -> None:
     """Raise `EngineError` when the prompt is empty, too long or has ids outside the vocabulary."""
     prompt, new = len(request.prompt), request.sampling.max_new_tokens

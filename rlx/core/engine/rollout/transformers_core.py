@@ -12,13 +12,20 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
-from rlx.core.engine.rollout.core import Finished, Key, check_request, end_token_ids, merged
+from rlx.core.engine.rollout.core import (
+    Finished,
+    Key,
+    Stretches,
+    check_request,
+    end_token_ids,
+    merged,
+)
 from rlx.core.engine.rollout.sampling import processed_logprobs, sample
 from rlx.core.engine.weights import open_weights
 from rlx.core.errors import EngineError
@@ -26,6 +33,9 @@ from rlx.core.rollouts import FinishReason
 
 PREFILL_TOKENS = 2**16
 """Most positions, padding included, of one prefill."""
+
+
+_Row: TypeAlias = tuple[Key, GenerateRequest, Stretches]
 
 
 class TransformersCore:
@@ -42,7 +52,7 @@ class TransformersCore:
         self._model: Any = None
         self._end_tokens: tuple[int, ...] = ()
         self._version = 0
-        self._waiting: deque[tuple[Key, GenerateRequest, int]] = deque()
+        self._waiting: deque[_Row] = deque()
         self._batch: _Batch | None = None
 
     def start(self) -> Mapping[str, Any]:
@@ -69,7 +79,7 @@ class TransformersCore:
         check_request(request, context_length=self._context_length, vocabulary=vocabulary)
 
     def add(self, key: Key, request: GenerateRequest) -> None:
-        self._waiting.append((key, request, self._version))
+        self._waiting.append((key, request, Stretches(self._version)))
 
     def busy(self) -> bool:
         return bool(self._waiting) or self._batch is not None
@@ -83,8 +93,8 @@ class TransformersCore:
             self._batch = None
         return finished
 
-    def _admit(self) -> list[tuple[Key, GenerateRequest, int]]:
-        admitted: list[tuple[Key, GenerateRequest, int]] = []
+    def _admit(self) -> list[_Row]:
+        admitted: list[_Row] = []
         prompts: set[tuple[int, ...]] = set()
         width = 0
         while self._waiting and len(admitted) < self._max_running:
@@ -99,8 +109,8 @@ class TransformersCore:
     def abort(self, keys: Sequence[Key]) -> Finished:
         wanted = set(keys)
         ended = [
-            (key, _generation(request, version, np.zeros(0), np.zeros(0), "abort"))
-            for key, request, version in self._waiting
+            (key, _generation(request, stretches, np.zeros(0), np.zeros(0), "abort"))
+            for key, request, stretches in self._waiting
             if key in wanted
         ]
         self._waiting = deque(item for item in self._waiting if item[0] not in wanted)
@@ -115,8 +125,10 @@ class TransformersCore:
         started = time.perf_counter()
         with open_weights(weights) as tensors:
             _copy_weights(self._model, tensors)
+        for _, _, stretches in self._waiting:
+            stretches.replaced(weights.version, 0)
         if self._batch is not None:
-            self._batch.recompute_cache()
+            self._batch.replaced(weights.version)
         self._version = weights.version
         return PublishReport(
             version=weights.version,
@@ -139,7 +151,7 @@ class _Batch:
     def __init__(
         self,
         model: Any,
-        rows: list[tuple[Key, GenerateRequest, int]],
+        rows: list[_Row],
         end_tokens: Sequence[int],
     ) -> None:
         self._model = model
@@ -197,8 +209,10 @@ class _Batch:
             {row: "abort" for row, (key, _, _) in enumerate(self._rows) if key in keys}
         )
 
-    def recompute_cache(self) -> None:
+    def replaced(self, version: int) -> None:
         """Recompute keys and values of everything so far, after a change of the weights."""
+        for _, _, stretches in self._rows:
+            stretches.replaced(version, self._done)
         if self._done:
             self._cache = self._forward(
                 slice(0, self._width + self._done - 1), None
@@ -246,8 +260,8 @@ class _Batch:
         logprobs = self._logprobs[:, : self._done].cpu().numpy()
         finished: Finished = []
         for row, reason in reasons.items():
-            key, request, version = self._rows[row]
-            generation = _generation(request, version, tokens[row], logprobs[row], reason)
+            key, request, stretches = self._rows[row]
+            generation = _generation(request, stretches, tokens[row], logprobs[row], reason)
             finished.append((key, generation))
         kept = [row for row in range(len(self._rows)) if row not in reasons]
         self._rows = [self._rows[row] for row in kept]
@@ -263,7 +277,7 @@ class _Batch:
 
 def _generation(
     request: GenerateRequest,
-    version: int,
+    stretches: Stretches,
     tokens: np.ndarray,
     logprobs: np.ndarray,
     reason: FinishReason,
@@ -273,7 +287,8 @@ def _generation(
         tokens=tokens.astype(np.int32),
         logprobs=logprobs.astype(np.float32),
         finish_reason=reason,
-        version=version,
+        version=stretches.version,
+        versions=stretches.of(len(tokens)),
     )
 
 

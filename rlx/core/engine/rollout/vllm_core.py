@@ -11,7 +11,14 @@ import numpy as np
 
 from rlx.core.config import RolloutConfig
 from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
-from rlx.core.engine.rollout.core import Finished, Key, check_request, end_token_ids, merged
+from rlx.core.engine.rollout.core import (
+    Finished,
+    Key,
+    Stretches,
+    check_request,
+    end_token_ids,
+    merged,
+)
 from rlx.core.engine.rollout.vllm_process import (
     borrowed_process,
     make_engine,
@@ -29,7 +36,7 @@ EXTENSION = "rlx.core.engine.rollout.vllm_worker.WorkerExtension"
 
 class _Running(NamedTuple):
     request: GenerateRequest
-    version: int
+    stretches: Stretches
     internal_id: str
 
 
@@ -148,7 +155,7 @@ class VllmCore:
         )
         prompt = {"prompt_token_ids": [int(token) for token in request.prompt]}
         internal_id = self._engine.add_request(str(key), prompt, parameters)
-        self._running[key] = _Running(request, self._version, internal_id)
+        self._running[key] = _Running(request, Stretches(self._version), internal_id)
 
     def busy(self) -> bool:
         return bool(self._running)
@@ -163,14 +170,17 @@ class VllmCore:
 
         finished = []
         for key in keys:
-            state = self._engine.output_processor.request_states[self._running[key].internal_id]
-            output = state.make_request_output([], None, FinishReason.ABORT, None)
+            output = self._state(key).make_request_output([], None, FinishReason.ABORT, None)
             finished.append(self._finish(key, output))
         self._engine.abort_request([str(key) for key in keys])
         return finished
 
+    def _state(self, key: Key) -> Any:
+        """What vLLM knows of a running request."""
+        return self._engine.output_processor.request_states[self._running[key].internal_id]
+
     def _finish(self, key: Key, output: Any) -> tuple[Key, Generation]:
-        request, version, _ = self._running.pop(key)
+        request, stretches, _ = self._running.pop(key)
         completion = output.outputs[0]
         tokens = np.asarray(completion.token_ids, dtype=np.int32)
         # logprobs=0: one entry per position, the sampled token's.
@@ -182,7 +192,8 @@ class VllmCore:
             tokens=tokens,
             logprobs=logprobs,
             finish_reason=completion.finish_reason,
-            version=version,
+            version=stretches.version,
+            versions=stretches.of(len(tokens)),
         )
         return key, generation
 
@@ -190,6 +201,9 @@ class VllmCore:
         started = time.perf_counter()
         self._engine.engine_core.collective_rpc("rlx_load_weights", args=(weights,))
         self.forget()
+        for key, running in self._running.items():
+            sampled = self._state(key).detokenizer.num_output_tokens()
+            running.stretches.replaced(weights.version, sampled)
         self._version = weights.version
         return PublishReport(
             version=weights.version,
