@@ -1,5 +1,8 @@
 """Environments as people publish them: one turn, several turns, a tool."""
 
+import random
+from string import ascii_lowercase
+
 import verifiers as vf
 from datasets import Dataset
 
@@ -8,9 +11,10 @@ def exact(completion, answer, **_):
     return float(completion[-1]["content"].strip() == answer)
 
 
-def load_environment(words: int = 8, kind: str = "single"):
-    rows = [{"question": f"reverse {'abcde'[: 2 + i % 4]}", "answer": ""} for i in range(words)]
-    rows = [{**row, "answer": row["question"].split()[1][::-1]} for row in rows]
+def load_environment(words: int = 512, kind: str = "single"):
+    rng = random.Random(0)
+    letters = ["".join(rng.choices(ascii_lowercase, k=rng.randint(4, 7))) for _ in range(words)]
+    rows = [{"question": f"reverse {word}=", "answer": word[::-1]} for word in letters]
     dataset = Dataset.from_list(rows)
     if kind == "single":
         return vf.SingleTurnEnv(dataset=dataset, rubric=vf.Rubric(funcs=[exact]))

@@ -17,13 +17,15 @@ def trained(rollout):
 
 def test_rows_are_the_environments():
     row, other = rows()
-    assert row["prompt"] == [{"role": "user", "content": "reverse ab"}]
-    assert (row["label"], other["label"]) == ("ba", "cba")
+    assert row["prompt"] == [{"role": "user", "content": f"reverse {row['label'][::-1]}="}]
+    assert row["label"] != other["label"]
 
 
-@pytest.mark.parametrize(("answer", "reward"), [("ba", 1.0), ("ab", 0.0)])
-def test_one_turn_is_rewarded_by_the_rubric(answer, reward):
-    rollout = play_agent(Verifiers, [answer], **rows()[0])
+@pytest.mark.parametrize("reward", [1.0, 0.0])
+def test_one_turn_is_rewarded_by_the_rubric(reward):
+    row = rows()[0]
+    answer = row["label"] if reward else "no"
+    rollout = play_agent(Verifiers, [answer], **row)
     assert trained(rollout) == [answer]
     assert rollout.spans[0].reward == reward
     assert rollout.metrics["exact"] == reward
@@ -32,16 +34,18 @@ def test_one_turn_is_rewarded_by_the_rubric(answer, reward):
 
 
 def test_several_turns_are_one_sequence():
-    rollout = play_agent(Verifiers, ["x", "y", "ba"], **rows(kind="again")[0])
-    assert trained(rollout) == ["x", "y", "ba"]
+    row = rows(kind="again")[0]
+    rollout = play_agent(Verifiers, ["x", "y", row["label"]], **row)
+    assert trained(rollout) == ["x", "y", row["label"]]
     assert [span.reward for span in rollout.spans] == [0.0, 0.0, 1.0]
     assert tuple(rollout.segments) == (0,)
     assert "No. Again." in "".join(map(chr, rollout.tokens))
 
 
 def test_tools_are_called():
-    rollout = play_agent(Verifiers, [CALL, "cba"], **rows(kind="tool")[1])
-    assert trained(rollout) == [CALL, "cba"]
+    row = rows(kind="tool")[1]
+    rollout = play_agent(Verifiers, [CALL, row["label"]], **row)
+    assert trained(rollout) == [CALL, row["label"]]
     assert rollout.spans[-1].reward == 1.0
     whole = "".join(map(chr, rollout.tokens))
     assert "tool: cba" in whole
