@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from rlx.core.conversation import Conversation, Observation, shortened
 from rlx.core.errors import ComponentError
+from rlx.core.generation import Generation, Sampling
 from rlx.core.messages import for_template
 from rlx.core.overrides import with_overrides
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
@@ -27,9 +28,6 @@ from rlx.core.turns import EpisodeEnded as EpisodeEnded
 from rlx.core.turns import Generate as Generate
 from rlx.core.turns import Limits as Limits
 from rlx.core.turns import Reply as Reply
-
-if TYPE_CHECKING:
-    from rlx.core.engine.interfaces import Generation, Sampling
 
 _MOST_CHARACTERS = 64
 """Of a token, as an upper bound for texts."""

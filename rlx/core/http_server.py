@@ -1,17 +1,10 @@
-"""What HTTP servers of rlx have in common: bearer tokens, bounded bodies, a clean start and end."""
+"""What HTTP servers of rlx have in common: bearer tokens, bounded JSON bodies, refusals."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Mapping
 from typing import Any
-
-import uvicorn
-from fastapi import FastAPI, Request
-
-_KEEP_ALIVE = 75
-"""Seconds that an idle connection stays open: longer than clients keep theirs, so that it is never
-the server that closes one on which a request is under way."""
 
 
 class RefusedError(Exception):
@@ -23,9 +16,9 @@ class RefusedError(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-def bearer_token(request: Request) -> str:
+def bearer_token(headers: Mapping[str, str]) -> str:
     """The token of `Authorization: Bearer TOKEN`; raises RefusedError (401) where there is none."""
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, given = headers.get("authorization", "").partition(" ")
     if not given:
         raise unauthorized("a token is needed: Authorization: Bearer TOKEN")
     if scheme.lower() != "bearer":
@@ -38,22 +31,24 @@ def unauthorized(message: str) -> RefusedError:
     return RefusedError(401, message, WWW_Authenticate="Bearer")
 
 
-async def read_body(request: Request, most: int, *, setting: str) -> bytes:
+async def read_json(
+    headers: Mapping[str, str], chunks: AsyncIterable[bytes], *, most: int, hint: str = ""
+) -> bytes:
     """The body of a JSON request; raises RefusedError for another type and for more bytes.
 
     Args:
         most: bytes.
-        setting: what the error names as the way to allow more.
+        hint: how more may be allowed, for the error.
     """
     # A page in a browser can send other types to this machine's servers without being asked.
-    if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
+    if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RefusedError(415, "send the header Content-Type: application/json")
-    too_large = RefusedError(413, f"a request has at most {most / 2**20:g} MiB ({setting})")
-    announced = request.headers.get("Content-Length", "")
+    too_large = RefusedError(413, f"a request has at most {most / 2**20:g} MiB{hint}")
+    announced = headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in chunks:
         body += chunk
         if len(body) > most:
             raise too_large
@@ -71,34 +66,3 @@ def as_json(body: bytes) -> Any:
 def shown_url(host: str, port: int) -> str:
     """The URL of a server, an IPv6 address in brackets."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-class ListeningServer(uvicorn.Server):
-    """A server that says where it listens.
-
-    Args:
-        grace: seconds that requests under way have when it is asked to end.
-        listening: told the URL.
-    """
-
-    def __init__(
-        self, app: FastAPI, *, host: str, port: int, grace: int, listening: Callable[[str], None]
-    ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=host,
-                port=port,
-                log_level="warning",
-                access_log=False,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=grace,
-            )
-        )
-        self._listening = listening
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        if self.servers:
-            host, port, *_ = self.servers[0].sockets[0].getsockname()
-            self._listening(shown_url(host, port))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx.core.errors import ComponentError, did_you_mean
+from rlx.core.generation import Sampling
 from rlx.core.stops import stop_token_ids
-
-if TYPE_CHECKING:
-    from rlx.core.engine.interfaces import Sampling
 
 _PER_CALL = ("max_new_tokens", "stop_token_ids", "stop")
 _FIXED = ("temperature", "top_p", "top_k")

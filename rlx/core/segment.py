@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlx.core.conversation import Conversation
 from rlx.core.errors import EngineError
+from rlx.core.generation import Generation
 from rlx.core.rollouts import FinishReason, Span
-
-if TYPE_CHECKING:
-    from rlx.core.engine.interfaces import Generation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +55,11 @@ class Segment:
         """Its conversation goes on in a later segment."""
 
     @property
+    def kept(self) -> list[int]:
+        """The tokens up to the last action: nothing was sampled after the others."""
+        return self.tokens[: self.turns[-1].stop] if self.turns else self.tokens
+
+    @property
     def added(self) -> int:
         """Tokens after the prompt."""
         return len(self.tokens) - self.prompt_length
@@ -97,11 +100,11 @@ class Segment:
         return str(tokenizer.decode(tokens, skip_special_tokens=False)) != self.turns[-1].text
 
     def response(self, tokenizer: Any) -> str:
-        """Everything after the prompt as text, special tokens skipped."""
+        """What came after the prompt up to the last action, special tokens skipped."""
         # Decoding is most of what a rollout costs the driver, and a lone answer's text is there.
         if len(self.turns) == 1 and self.turns[0].stop - self.turns[0].start == self.added:
             return self.turns[0].text
-        return _decode(tokenizer, self.tokens[self.prompt_length :])
+        return _decode(tokenizer, self.kept[self.prompt_length :])
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -113,10 +116,10 @@ def lay_out(segments: Sequence[Segment]) -> tuple[np.ndarray, list[Span], np.nda
     offsets, length = [], 0
     for segment in segments:
         offsets.append(length)
-        length += len(segment.tokens)
+        length += len(segment.kept)
     turns = [(turn, at) for one, at in zip(segments, offsets, strict=True) for turn in one.turns]
     return (
-        np.concatenate([np.asarray(one.tokens, dtype=np.int32) for one in segments]),
+        np.concatenate([np.asarray(one.kept, dtype=np.int32) for one in segments]),
         [turn.span(at) for turn, at in turns],
         np.concatenate([np.zeros(0, dtype=np.float32), *(turn.logprobs for turn, _ in turns)]),
         offsets,

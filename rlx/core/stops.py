@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rlx.core.engine.interfaces import Generation
+from rlx.core.generation import Generation
 
 
 def stop_token_ids(stop: Sequence[str], tokenizer: Any) -> tuple[int, ...]:

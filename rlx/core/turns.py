@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rlx.core.conversation import History
+from rlx.core.generation import Generation, Sampling
 from rlx.core.rollouts import FinishReason, Message
-
-if TYPE_CHECKING:
-    from rlx.core.engine.interfaces import Generation, Sampling
 
 Generate: TypeAlias = Callable[[list[int], "Sampling", int], Awaitable["Generation"]]
 """`await generate(prompt tokens, sampling, seed)`: one engine call."""

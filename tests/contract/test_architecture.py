@@ -30,7 +30,6 @@ EXCEPTIONS = {
     ("rlx.core.plugins", "rlx.plugins"): "registers the built-ins like any plugin",
     ("rlx.core.config_base", "rlx.plugins.defaults"): "asks which components a run has by default",
     ("rlx.core.models", "rlx.embedded"): "finds the model that ships with rlx",
-    ("rlx.core.episode", "rlx.core.engine.interfaces"): "for type checkers only",
     ("rlx.testing.package", "rlx.cli.main"): "loads commands as the command line does",
 }
 ONLY_THE_ENGINE = {"ray", "vllm", "deepspeed"}
@@ -43,7 +42,6 @@ class Import:
     target: str
     at_top: bool
     """Runs when the module is imported."""
-    for_typing: bool
 
 
 def part_of(module: str) -> str:
@@ -56,12 +54,6 @@ def part_of(module: str) -> str:
 def imports(path: Path) -> Iterator[Import]:
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
-        for node in ast.walk(block)
-    }
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -70,12 +62,7 @@ def imports(path: Path) -> Iterator[Import]:
             assert node.level == 0, f"{path}: imports are absolute"
             names = [str(node.module)]
         for name in names:
-            yield Import(
-                source=module,
-                target=name,
-                at_top=node in tree.body,
-                for_typing=id(node) in typing,
-            )
+            yield Import(source=module, target=name, at_top=node in tree.body)
 
 
 ALL = [one for path in sorted((ROOT / "rlx").rglob("*.py")) for one in imports(path)]
@@ -95,9 +82,6 @@ def test_imports_go_in_one_direction() -> None:
 def test_exceptions_are_still_needed_and_not_paid_for_at_import() -> None:
     found = {(one.source, one.target) for one in ALL if not one.at_top}
     assert set(EXCEPTIONS) <= found
-    for one in ALL:
-        if (one.source, one.target) == ("rlx.core.episode", "rlx.core.engine.interfaces"):
-            assert one.for_typing
 
 
 def test_only_the_engine_imports_ray_vllm_and_deepspeed() -> None:

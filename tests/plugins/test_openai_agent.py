@@ -278,7 +278,7 @@ def serve(check: Any, *episodes: Episode, **options: Any) -> None:
     async def run() -> None:
         texts = Texts(tokenizer=episodes[0].tokenizer, parse=parser_of("auto"))
         endpoint = Endpoint(texts, **options)
-        await endpoint.start()
+        endpoint.start()
         try:
             with contextlib.ExitStack() as stack:
                 tokens = [stack.enter_context(endpoint.session(one)) for one in episodes]

@@ -6,9 +6,10 @@ import contextlib
 import hashlib
 import hmac
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
@@ -16,14 +17,18 @@ from pydantic import ValidationError
 from rlx.core.engine.reward_service import ConflictError, OverloadedError, RewardService
 from rlx.core.errors import EngineError
 from rlx.core.http_server import (
-    ListeningServer,
     RefusedError,
     as_json,
     bearer_token,
-    read_body,
+    read_json,
+    shown_url,
     unauthorized,
 )
 from rlx.core.reward_protocol import ScoreReply, ScoreRequest, first_problem
+
+_KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open: longer than clients keep theirs, so that it is never
+the server that closes one on which a request is under way."""
 
 
 def make_app(service: RewardService, *, token: str | None, max_body: int) -> FastAPI:
@@ -48,7 +53,9 @@ def make_app(service: RewardService, *, token: str | None, max_body: int) -> Fas
     @app.post("/score", openapi_extra=_BODY, response_model=ScoreReply)
     async def score(request: Request) -> JSONResponse:
         _check_token(request, token)
-        body = await read_body(request, max_body, setting="--max-body-mib")
+        body = await read_json(
+            request.headers, request.stream(), most=max_body, hint=" (--max-body-mib)"
+        )
         wanted = _parse(body)
         samples = [sample.inputs() for sample in wanted.samples]
         content = hashlib.sha256(body).digest()
@@ -86,7 +93,7 @@ _BODY = {
 def _check_token(request: Request, token: str | None) -> None:
     if token is None:
         return
-    if not hmac.compare_digest(bearer_token(request).encode(), token.encode()):
+    if not hmac.compare_digest(bearer_token(request.headers).encode(), token.encode()):
         raise unauthorized("wrong token")
 
 
@@ -98,12 +105,34 @@ def _parse(body: bytes) -> ScoreRequest:
         raise RefusedError(422, first_problem(error)) from None
 
 
-class Server(ListeningServer):
-    """A server that ends with 0 when it is asked to end.
+class Server(uvicorn.Server):
+    """A server that says when it listens, and ends with 0 when it is asked to end.
 
     SIGTERM and Ctrl-C: no new request is taken, those under way are answered, for `grace` seconds
     at most. A second signal ends at once.
     """
+
+    def __init__(
+        self, app: FastAPI, *, host: str, port: int, grace: int, listening: Callable[[str], None]
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=_KEEP_ALIVE,
+                timeout_graceful_shutdown=grace,
+            )
+        )
+        self._listening = listening
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.servers:
+            host, port, *_ = self.servers[0].sockets[0].getsockname()
+            self._listening(shown_url(host, port))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -108,7 +108,7 @@ class OpenAIAgent:
 
         texts = Texts(tokenizer=episode.tokenizer, parse=self._parse)
         endpoint = Endpoint(texts, **self._options)
-        await endpoint.start()
+        endpoint.start()
         return endpoint
 
 

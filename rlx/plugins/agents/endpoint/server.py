@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from rlx.core.episode import Episode, EpisodeEnded
 from rlx.core.errors import ComponentError
 from rlx.core.http_server import (
-    ListeningServer,
     RefusedError,
     as_json,
     bearer_token,
-    read_body,
+    read_json,
+    shown_url,
     unauthorized,
 )
 from rlx.plugins.agents.endpoint import anthropic, chat, completions
@@ -38,11 +39,11 @@ from rlx.plugins.agents.endpoint.requests import (
 )
 from rlx.plugins.agents.endpoint.texts import Texts
 
-log = logging.getLogger(__name__)
-
 _MAX_BODY = 64 * 2**20
-_GRACE = 1
-"""Seconds that requests under way have when the server ends."""
+_BACKLOG = 4096
+"""Connections that may wait: as many episodes may begin at once."""
+_KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open: longer than clients keep theirs."""
 
 A = TypeVar("A", bound=Asked)
 Handler = Callable[[A, Episode, Texts], Awaitable[dict[str, Any]]]
@@ -77,19 +78,19 @@ class Endpoint:
         self.url = ""
         """Without `/v1`; empty until it listens."""
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Listen. Raises ComponentError where the address can't be had."""
         host, port = self._address
-        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        server = _Server(
-            self._app(), host=host, port=port, grace=_GRACE, listening=listening.set_result
-        )
-        self._serving = asyncio.ensure_future(_serve(server))
-        either: set[asyncio.Future[Any]] = {self._serving, listening}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not listening.done():
-            raise ComponentError(f"the agent's endpoint can't listen on {host}:{port}")
-        self.url = listening.result()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise ComponentError(
+                f"the agent's endpoint can't listen on {host}:{port}: {error.strerror}"
+            ) from error
+        self.url = shown_url(host, listening.getsockname()[1])
+        # Requests wait in the socket's backlog until the server has started.
+        self._serving = asyncio.ensure_future(_serve(self._app(), listening))
 
     async def stop(self) -> None:
         """Close every connection."""
@@ -108,7 +109,7 @@ class Endpoint:
             del self._episodes[token]
 
     def _episode_of(self, request: Request) -> Episode:
-        token = request.headers.get("x-api-key") or bearer_token(request)
+        token = request.headers.get("x-api-key") or bearer_token(request.headers)
         episode = self._episodes.get(token)
         if episode is None:
             raise unauthorized("no episode that is under way has this token")
@@ -154,8 +155,8 @@ class Endpoint:
     ) -> tuple[A, dict[str, Any]]:
         """The request, and the whole answer to it; raises RefusedError for all that goes wrong."""
         episode = self._episode_of(request)
-        body = as_json(await read_body(request, _MAX_BODY, setting="not to be changed"))
-        asked = parsed(kind, body)
+        body = await read_json(request.headers, request.stream(), most=_MAX_BODY)
+        asked = parsed(kind, as_json(body))
         check_sampling(asked, episode, self._other_sampling)
         try:
             return asked, await handler(asked, episode, self._texts)
@@ -169,7 +170,7 @@ class Endpoint:
             raise RefusedError(500, f"the engine failed: {error}") from None
 
 
-class _Server(ListeningServer):
+class _Server(uvicorn.Server):
     """In a loop that is somebody else's, signals are somebody else's too."""
 
     @contextlib.contextmanager
@@ -177,14 +178,23 @@ class _Server(ListeningServer):
         yield
 
 
-async def _serve(server: _Server) -> None:
+async def _serve(app: FastAPI, listening: socket.socket) -> None:
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
+    )
+    server = _Server(config)
     try:
-        await server.serve()
-    except SystemExit:  # uvicorn's way to say that the address is taken
-        log.exception("the agent's endpoint could not start")
+        await server.serve(sockets=[listening])
     except asyncio.CancelledError:
         server.force_exit = True
-        await server.shutdown()
+        await server.shutdown(sockets=[listening])
+    finally:
+        listening.close()
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
