@@ -10,6 +10,7 @@ from typing import Any
 import pluggy
 
 from rlx.core import hookspecs
+from rlx.core.detached import detached
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.hookspecs import HOOKS, PROJECT, HookInfo
 
@@ -173,10 +174,18 @@ def _by_name(implementation: pluggy.HookImpl) -> Any:
 
     def call(**arguments: Any) -> Any:
         given = [arguments[name] for name in implementation.argnames]
-        # A dict of its own: what one implementation does to it, no other one sees.
-        return implementation.function(
-            *[dict(value) if isinstance(value, dict) else value for value in given]
-        )
+        # Copies of its own: what one implementation does to them, nobody else sees.
+        own = [detached(value) for value in given]
+        answer = implementation.function(*own)
+        for name, value, copy in zip(implementation.argnames, given, own, strict=True):
+            if name == "config" and copy != value:
+                logger.warning(
+                    "%s of plugin %s changed the configuration, which has no effect: hooks check "
+                    "it, and raise rlx.UsageError to say what to set",
+                    implementation.function.__name__,
+                    implementation.plugin_name,
+                )
+        return answer
 
     return call
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import rlx
 from rlx.core.advantages import estimate
+from rlx.core.config import RunConfig
+from rlx.core.detached import detached
 from rlx.core.engine.batches import make_batch
+from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.views import shown_batch, shown_groups
 from rlx.core.errors import ComponentError
 from rlx.core.hooks import Hooks
 from rlx.core.objective import Denominators, ObjectiveSettings, policy_objective
+from rlx.core.plugins import PluginSystem
 from rlx.core.rollouts import Group, Rollout, Span, Task
+from rlx.core.run import Run
 from rlx.testing import estimator_inputs, loss_inputs
 
 
@@ -145,3 +153,77 @@ def test_each_observer_gets_a_dict_of_its_own() -> None:
     metrics = {"reward/mean": 1.0}
     hooks.notify("rlx_on_step_end", run=None, step=1, metrics=metrics)
     assert seen == [metrics] == [{"reward/mean": 1.0}]
+
+
+class Meddler:
+    """Writes to everything that it is shown."""
+
+    @rlx.hookimpl
+    def rlx_configure(self, config):
+        config.learner.lr = 0.5
+        config.rewards.clear()
+        config.estimator.params.update(eps=5.0)
+
+    @rlx.hookimpl
+    def rlx_on_run_start(self, run):
+        run.config.learner.lr = 0.5
+        run.config.rewards.clear()
+
+    @rlx.hookimpl
+    def rlx_on_rollouts(self, groups):
+        groups.clear()
+
+    @rlx.hookimpl
+    def rlx_on_checkpoint(self, step):
+        raise SystemExit(3)
+
+
+def test_configuration_that_a_hook_writes_to_stays_as_it_is_and_the_plugin_is_named(
+    caplog, tmp_path: Path
+) -> None:
+    hooks = Hooks()
+    hooks.register(Meddler(), "meddler")
+    config, before = RunConfig(), RunConfig().model_dump()
+    hooks.control("rlx_configure", config=config)
+    assert config.model_dump() == before
+    assert "rlx_configure of plugin meddler changed the configuration" in caplog.text
+    run = Run(name="r", folder=tmp_path, config=config)
+    hooks.notify("rlx_on_run_start", run=run)
+    groups = [a_group()]
+    hooks.notify("rlx_on_rollouts", run=run, step=1, groups=groups)
+    assert config.model_dump() == before
+    assert len(groups) == 1
+
+
+def test_observer_can_not_end_the_run_by_leaving(caplog, tmp_path: Path) -> None:
+    hooks = Hooks()
+    hooks.register(Meddler(), "meddler")
+    hooks.notify("rlx_on_checkpoint", run=None, step=1, path=tmp_path)
+    assert "rlx_on_checkpoint of plugin meddler raised" in caplog.text
+
+
+def test_configuration_with_objects_is_shown_with_the_same_objects() -> None:
+    lock = threading.Lock()  # can't be copied
+    config = RunConfig.model_validate({"estimator": {"name": "x", "params": {"lock": lock}}})
+    copy = detached(config)
+    assert copy == config
+    assert copy.estimator.params["lock"] is lock
+    assert copy.estimator.params is not config.estimator.params
+
+
+def test_what_a_tracker_does_to_metrics_and_samples_reaches_nobody() -> None:
+    class Vandal:
+        def log(self, step, metrics):
+            metrics.clear()
+
+        def log_samples(self, step, records):
+            records[0]["text"] = "other"
+            raise SystemExit(1)
+
+    metrics, records = {"reward/mean": 1.0}, [{"text": "x"}]
+    reporter = Reporter([PluginSystem().resolve("trackers", Vandal)])
+    reporter.log(1, metrics)
+    with pytest.warns(UserWarning, match="is off for the rest of the run"):
+        reporter.log_samples(1, records)
+    assert metrics == {"reward/mean": 1.0}
+    assert records == [{"text": "x"}]

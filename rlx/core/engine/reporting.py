@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.core.component import Bound
+from rlx.core.detached import detached
 from rlx.core.run import Run
 
 
@@ -42,8 +43,8 @@ class Reporter:
             if function is None:
                 continue
             try:
-                function(*args)
-            except Exception as error:
+                function(*map(detached, args))
+            except (Exception, SystemExit) as error:
                 self._trackers.remove(tracker)
                 warnings.warn(
                     f"tracker '{tracker.name}' failed in {method}() and is off for the rest of the "
