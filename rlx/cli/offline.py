@@ -130,7 +130,7 @@ def _with_embedded_sizes(settings: Settings) -> Settings:
         changes["data"] = data
     if not config.eval.sources and settings.origin("eval.sources") == DEFAULT:
         count = _EMBEDDED_ROWS["evaluation"]
-        source = SourceConfig(path="embedded", split="test", max_samples=count)
+        source = SourceConfig(path="embedded", name="test", split="test", max_samples=count)
         changes["eval"] = config.eval.model_copy(update={"sources": [source]})
     return Settings(config=config.model_copy(update=changes), origins=settings.origins)
 

@@ -85,7 +85,7 @@ def test_package_of_an_objective_trains_a_step(environment: Environment, workspa
     (used,) = [item for item in manifest["components"] if item["kind"] == "objectives"]
     assert (used["name"], used["distribution"]) == ("my-objective", "rlx-my-objective")
     (line,) = (workspace / "offline" / "metrics.jsonl").read_text().splitlines()
-    assert {"train/loss", "train/gap", "eval/embedded/gap"} <= set(json.loads(line))
+    assert {"train/loss", "train/gap", "eval/test/gap"} <= set(json.loads(line))
 
 
 @pytest.mark.parametrize("kind", KINDS)
