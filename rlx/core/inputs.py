@@ -239,9 +239,9 @@ class LossInputs(Ragged):
     """[N], under the reference model."""
     entropy: Tensor = _requires("entropy")
     """[N], of the tempered distribution; with gradient when it is in the loss."""
-    step_old_logprobs: Tensor = _given("")
+    step_old_logprobs: Tensor = _requires("old_logprobs")
     """[M], `old_logprobs` of the whole optimizer step (all micro-batches and ranks), in any order;
-    the same order as `step_advantages`. Unset: this micro-batch is the whole step."""
+    the same order as `step_advantages`. Without either, this micro-batch is the whole step."""
     step_advantages: Tensor = _given("")
     """[M], `advantages` of the whole optimizer step."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -249,7 +249,7 @@ class LossInputs(Ragged):
 
     def __post_init__(self) -> None:
         Ragged.__post_init__(self)
-        if not (self.has("step_old_logprobs") and self.has("step_advantages")):
+        if not (self.has("step_old_logprobs") or self.has("step_advantages")):
             self.__dict__["step_old_logprobs"] = self.old_logprobs
             self.__dict__["step_advantages"] = self.advantages
 

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from invariance_cases import CASES, LOSSES, Weights, chosen, gradient, near_policy, twice
-from learner_cases import permuted, relative_difference, started, write_model
+from learner_cases import (
+    permuted,
+    relative_difference,
+    started,
+    without_old_logprobs,
+    write_model,
+)
 
 from rlx.core.engine.learner.learner import PolicyLearner
 from rlx.core.engine.learner.packing import make_micro_batches
+from rlx.core.errors import ComponentError
+from rlx.core.inputs import LossInputs
+from rlx.core.ragged import Tensor
 from rlx.core.rollouts import TrainBatch
 
 pytestmark = pytest.mark.engine
@@ -68,6 +77,31 @@ def test_batch_twice_over_doubled_denominators_is_the_batch(
 ) -> None:
     doubled = gradient(chosen(splitting, loss, aggregation), twice(batch))
     assert relative_difference(doubled, reference[loss, aggregation]) < TOLERANCE
+
+
+def test_advantages_of_the_step_are_there_without_old_logprobs(
+    learner: PolicyLearner, splitting: PolicyLearner, batch: TrainBatch
+) -> None:
+    """One exactly on-policy update of a loss that scales by what is in the whole step."""
+    on_policy = without_old_logprobs(batch)
+
+    def scaled(x: LossInputs) -> Tensor:
+        assert x.step_advantages.shape == (batch.action_count,)
+        return -x.ratio * x.advantages / x.step_advantages.abs().max()
+
+    found = []
+    for one in (learner, splitting):
+        chosen(one, "ppo", "token-mean")._loss = scaled  # type: ignore[assignment]
+        found.append(gradient(one, on_policy))
+    assert relative_difference(*found) < TOLERANCE
+
+
+def test_old_logprobs_of_the_step_must_be_required(
+    learner: PolicyLearner, batch: TrainBatch
+) -> None:
+    chosen(learner, "ppo", "token-mean")._loss = lambda x: x.step_old_logprobs  # type: ignore[assignment]
+    with pytest.raises(ComponentError, match=r'requires=\{"old_logprobs"\}'):
+        gradient(learner, without_old_logprobs(batch))
 
 
 def test_losses_and_aggregations_differ_from_one_another(reference: Any) -> None:

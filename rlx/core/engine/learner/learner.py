@@ -161,12 +161,19 @@ class PolicyLearner:
 
 
 def _step_statistics(batch: TrainBatch) -> dict[str, Tensor]:
-    """Old log-probs and advantages of the whole optimizer step, for losses that rank tokens."""
-    if batch.old_logprobs is None or batch.advantages is None:
+    """Advantages and old log-probs of the whole optimizer step, for losses that look at all of it.
+
+    Old log-probs that nobody required are not known before the last micro-batch, so not given.
+    """
+    if batch.advantages is None:
         return {}
-    everyone = gather((batch.old_logprobs, batch.advantages))
-    old, advantages = (np.concatenate(parts) for parts in zip(*everyone, strict=True))
+    fields = {"step_advantages": batch.advantages}
+    if batch.old_logprobs is not None:
+        fields["step_old_logprobs"] = batch.old_logprobs
+    everyone = gather(fields)
     return {
-        "step_old_logprobs": torch.from_numpy(old).to(local_device()),
-        "step_advantages": torch.from_numpy(advantages).to(local_device()),
+        name: torch.from_numpy(np.concatenate([theirs[name] for theirs in everyone])).to(
+            local_device()
+        )
+        for name in fields
     }
