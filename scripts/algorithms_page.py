@@ -1,4 +1,4 @@
-"""Write docs/algorithms.md from the docstrings of the built-in estimators, losses and corrections.
+"""Write docs/algorithms.md from the docstrings of the built-in algorithms.
 
 python scripts/algorithms_page.py            # writes docs/algorithms.md
 python scripts/algorithms_page.py --check    # exit 1 when the page is out of date
@@ -46,16 +46,21 @@ OBJECTIVE = """\
 | old log-probs | `algorithm.old_logprobs` | `auto` runs the extra forward only when a batch is used for more than one update |
 | critic | `critic.*` | ½·max((V − ret)², (clip(V, V_old ± c) − ret)²) times `critic.coefficient`, same reduction |
 """
+OBJECTIVES = (
+    "Objectives train on fixed data (`rlx sft`, `rm`, `prm`, `dpo`, `kto`, `distill`; any of them with "
+    "`--objective NAME`). `c` and `r` are the chosen and the rejected answer of a pair, m the mean and Δ the "
+    "sum over an answer's tokens. The core averages over all tokens, sequences or pairs of the optimizer step."
+)
 
 
 def page() -> str:
     system = PluginSystem.load(hooks=False, rlxfile=False)
-    parts = [INTRODUCTION, *(table(system, kind) for kind in KINDS), OBJECTIVE]
-    return "\n".join(parts)
+    parts = [INTRODUCTION, *(table(system, kind, text) for kind, text in KINDS.items()), OBJECTIVE]
+    return "\n".join([*parts, table(system, "objectives", OBJECTIVES)])
 
 
-def table(system: PluginSystem, kind: str) -> str:
-    lines = [f"## {kind.capitalize()}", "", KINDS[kind], ""]
+def table(system: PluginSystem, kind: str, text: str) -> str:
+    lines = [f"## {kind.capitalize()}", "", text, ""]
     lines += ["| name | what it computes | source | when to use it | needs | parameters |"]
     lines += ["|---|---|---|---|---|---|"]
     for name in system.names(kind):
@@ -70,6 +75,7 @@ def cells(ref: ComponentRef) -> list[str]:
     text = inspect.getdoc(component) or ""
     tags = tags_of(component)
     needs = sorted(tags.requires) + [f"aggregation {tags.aggregation}"] * bool(tags.aggregation)
+    needs += [f"{name} {tags.extra[name]}" for name in ("data", "head") if name in tags.extra]
     needs += ["one greedy rollout per task"] * bool(tags.extra.get("greedy"))
     fields = parameter_fields(parameters_model(component, label=ref.name))
     parameters = [
