@@ -1,4 +1,4 @@
-"""`rlx runs`: what is on disk — list, show, rollouts. Reads files only; imports nothing heavy."""
+"""`rlx runs`: what is on disk. Reads files only; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -122,6 +122,26 @@ def rollouts(
         _console.print(
             f"next: rlx runs rollouts {run} --step {min(steps)}  (the first)", style="dim"
         )
+
+
+@app.command()
+def verify(run: RunArgument, root: RootOption = Path("runs")) -> None:
+    """Check what a run left on disk: checkpoints by their checksums, records line by line."""
+    from rlx.cli.runs_verify import parts
+
+    found = list(parts(find_run(run, root)))
+    table = Table("part", "state", "what")
+    for part in found:
+        state = "[red]damaged[/]" if part.problems else "[green]whole[/]"
+        table.add_row(part.name, state, Text("\n".join(part.problems[:5]) or part.whole))
+    _console.print(table)
+    if not any(part.problems for part in found):
+        _console.print(f"next: rlx runs show {run}", style="dim")
+        return
+    whole = [one.name for one in found if "checkpoints/" in one.name and not one.problems]
+    then = f"--resume goes on from {max(whole)}" if whole else "no checkpoint is whole: start again"
+    _console.print(f"next: {then}", style="dim")
+    raise typer.Exit(1)
 
 
 def find_run(name: str, root: Path) -> Path:

@@ -57,7 +57,7 @@ async def save_checkpoint(
         await write_model(str(aside))
         torch.save(dict(state), aside / "state.pt")
         torch.load(aside / "state.pt", weights_only=True)
-        write_json(aside / _INDEX, _index(aside))
+        write_index(aside)
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
     except OSError as error:
@@ -74,7 +74,7 @@ async def save_checkpoint(
 
 def latest_checkpoint(root: Path) -> Path | None:
     """The newest whole checkpoint under `root`; damaged ones are passed over."""
-    for folder in sorted(_checkpoints(root), reverse=True):
+    for folder in sorted(checkpoints(root), reverse=True):
         if not damage(folder):
             return folder
     return None
@@ -87,7 +87,7 @@ def resumable_checkpoint(root: Path) -> Path | None:
         UsageError: there are checkpoints, and every one of them is damaged.
     """
     whole = latest_checkpoint(root)
-    found = sorted(_checkpoints(root), reverse=True)
+    found = sorted(checkpoints(root), reverse=True)
     if whole is None and found:
         raise UsageError(
             f"no checkpoint under {root} is whole; {found[0].name}: {damage(found[0])[0]}",
@@ -128,7 +128,8 @@ def step_of(folder: Path) -> int:
     return int(match.group(1))
 
 
-def _checkpoints(root: Path) -> list[Path]:
+def checkpoints(root: Path) -> list[Path]:
+    """Folders of checkpoints under `root`, whole or not."""
     if not root.is_dir():
         return []
     return [
@@ -138,9 +139,13 @@ def _checkpoints(root: Path) -> list[Path]:
     ]
 
 
-def _index(folder: Path) -> dict[str, tuple[int, int]]:
+def write_index(folder: Path) -> None:
+    """Lay down size and checksum of every file of a checkpoint, which makes it whole."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): (path.stat().st_size, _crc(path)) for path in files}
+    write_json(
+        folder / _INDEX,
+        {str(path.relative_to(folder)): (path.stat().st_size, _crc(path)) for path in files},
+    )
 
 
 def _crc(path: Path) -> int:
@@ -164,7 +169,7 @@ def _point(root: Path, name: str, target: Path) -> None:
 
 def _evict(root: Path, keep: int) -> None:
     best = (root / "best").resolve()
-    for folder in sorted(_checkpoints(root))[:-keep]:
+    for folder in sorted(checkpoints(root))[:-keep]:
         if folder.resolve() != best:
             shutil.rmtree(folder, ignore_errors=True)
     for leftover in root.glob("step-*.partial"):
