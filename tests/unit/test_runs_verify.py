@@ -39,7 +39,7 @@ def test_whole_run_is_whole(run: Path) -> None:
     code, text = verify(run)
     assert code == 0
     assert "damaged" not in text
-    assert text.count("whole") == 6
+    assert text.count("│ whole") == 6
     assert "next: rlx runs show" in text
 
 
