@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Losses and corrections": ("LossInputs", "LossOutputs", "CorrectionInputs"),
     "Objectives of offline training": ("ObjectiveInputs", "ObjectiveOutputs"),
     "Rewards": ("RewardInputs", "Reward"),
-    "Agents": ("Turn", "Step", "Episode"),
+    "Agents": ("Turn", "Step", "Episode", "parse_tool_calls"),
     "Samplers": ("Group", "Drop"),
     "Tasks and rollouts": ("Task", "Rollout", "Span", "TrainBatch", "Tensor"),
     "Declaring plugins": ("component", "hookimpl", "RunView", "WorkerContext", "API_VERSION"),

@@ -25,6 +25,7 @@ def _fixture(name: str) -> Callable[..., Any]:
     return pytest.fixture(scope="session", name=name)(provide)
 
 
+agent_task = _fixture("agent_task")
 check_agent = _fixture("check_agent")
 check_correction = _fixture("check_correction")
 check_estimator = _fixture("check_estimator")
@@ -39,4 +40,5 @@ estimator_inputs = _fixture("estimator_inputs")
 group_inputs = _fixture("group_inputs")
 loss_inputs = _fixture("loss_inputs")
 objective_inputs = _fixture("objective_inputs")
+play_agent = _fixture("play_agent")
 reward_inputs = _fixture("reward_inputs")
