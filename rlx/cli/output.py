@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rlx.core.errors import RlxError, UsageError
+from rlx.core.errors import RAISED_BY, RlxError, UsageError
 
 _RLX = str(Path(__file__).resolve().parent.parent)
 _COMMAND_LINE = (str(Path(__file__).with_name("main.py")), str(Path(typer.__file__).parent))
@@ -55,8 +55,11 @@ def print_failure(error: BaseException) -> None:
     """
     out = console(stderr=True)
     if not isinstance(error, RlxError):
-        out.print(_traceback_below(error, _COMMAND_LINE))
-        out.print(Text("error: ", style="bold red") + Text(f"{type(error).__name__}: {error}"))
+        notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY)]
+        above = (_RLX, *_COMMAND_LINE) if notes else _COMMAND_LINE
+        who = f" ({notes[0]})" if notes else ""
+        out.print(_traceback_below(error, above))
+        out.print(Text("error: ", style="bold red") + Text(f"{type(error).__name__}: {error}{who}"))
         return
     cause = error.__cause__
     if cause is not None and not isinstance(cause, RlxError):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+RAISED_BY: Final = "raised by"
+"""How the note begins that names the plugin to an exception of one of its hooks."""
 
 
 class RlxError(Exception):

@@ -11,7 +11,7 @@ import pluggy
 
 from rlx.core import hookspecs
 from rlx.core.detached import detached
-from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.errors import RAISED_BY, ComponentError, UsageError, did_you_mean
 from rlx.core.hookspecs import HOOKS, PROJECT, HookInfo
 
 logger = logging.getLogger("rlx.plugins")
@@ -93,6 +93,17 @@ class Hooks:
                 return answer
         return None
 
+    def stop_reason(self, **arguments: Any) -> str | None:
+        """Return why `rlx_should_stop` ends the run; None to go on. An answer that is no text
+        counts as what it means: False as None, True as a wish without a reason."""
+        hook = "rlx_should_stop"
+        for implementation in self._implementations(hook):
+            answer = self._call(implementation, hook, arguments)
+            if answer is not None and answer is not False:
+                told = isinstance(answer, str) and answer.strip()
+                return str(answer) if told else f"as plugin {implementation.plugin_name} asked"
+        return None
+
     def switch_on(self) -> None:
         """Give observers that were switched off another chance: a new run begins."""
         self._off.clear()
@@ -127,10 +138,13 @@ class Hooks:
     def _call(
         self, implementation: pluggy.HookImpl, hook: str, arguments: Mapping[str, Any]
     ) -> Any:
+        who = f"{hook} of plugin {implementation.plugin_name}"
         try:
             return _by_name(implementation)(**arguments)
+        except SystemExit as error:  # would end the command as if all were well
+            raise ComponentError(f"{who} left with SystemExit({error.code!r})") from error
         except Exception as error:
-            error.add_note(f"raised by {hook} of plugin {implementation.plugin_name}")
+            error.add_note(f"{RAISED_BY} {who}")
             raise
 
     def _implementations(self, hook: str) -> list[pluggy.HookImpl]:
@@ -158,6 +172,10 @@ class Hooks:
                     )
                 elif _wraps(each):
                     yield f"{caller.name}: hook wrappers are not called; use a plain @rlx.hookimpl"
+                elif inspect.iscoroutinefunction(each.function) or inspect.isgeneratorfunction(
+                    each.function
+                ):
+                    yield f"{caller.name}: hooks are plain functions, nobody awaits or iterates it"
 
 
 def info(hook: str) -> HookInfo:

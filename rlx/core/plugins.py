@@ -177,6 +177,10 @@ class PluginSystem:
         """Return the first answer of a hook that is not None; exceptions propagate."""
         return self.hook.first(hook, **arguments)
 
+    def stop_reason(self, **arguments: Any) -> str | None:
+        """Return the answer to `rlx_should_stop(run, step, metrics)`; exceptions propagate."""
+        return self.hook.stop_reason(**arguments)
+
     def collect(self, hook: str, /, **arguments: Any) -> list[tuple[str, Any]]:
         """Return (plugin, answer) of an observer hook's implementations that answered."""
         return self.hook.collect(hook, **arguments)

@@ -308,6 +308,48 @@ def test_raising_control_hook_propagates_with_the_plugin_named() -> None:
     assert caught.value.__notes__ == ["raised by rlx_should_stop of plugin plugin0"]
 
 
+def test_control_hook_that_leaves_is_an_error_of_its_plugin() -> None:
+    def leave(config):
+        raise SystemExit(0)
+
+    with pytest.raises(rlx.ComponentError, match=r"plugin0 left with SystemExit\(0\)"):
+        system_with(plugin(rlx_configure=leave)).control("rlx_configure", config=RunConfig())
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ((None, None), None),
+        ((False, None), None),
+        (("late", False), "late"),
+        ((None, True), "as plugin plugin1 asked"),
+        ((None, ""), "as plugin plugin1 asked"),
+        (("first registered", "solved"), "solved"),
+    ],
+)
+def test_reason_to_stop_is_the_first_text(answers: tuple, reason: str | None) -> None:
+    system = system_with(*(plugin(rlx_should_stop=answering(told)) for told in answers))
+    assert system.stop_reason(run=None, step=1, metrics={}) == reason
+
+
+def answering(told: object):
+    def stop(step):
+        return told
+
+    return stop
+
+
+def test_hook_that_would_have_to_be_awaited_or_iterated_is_reported() -> None:
+    async def waits(step): ...
+
+    def yields(step):
+        yield step
+
+    for function in (waits, yields):
+        (oddity,) = Hooks().register(plugin(rlx_on_step_end=function), "p")
+        assert "hooks are plain functions" in oddity
+
+
 def test_first_result_stops_at_the_first_answer() -> None:
     calls: list[str] = []
 

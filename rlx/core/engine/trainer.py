@@ -273,11 +273,9 @@ class Trainer:
             )
             self._reporter.log_samples(self.step, records)
         self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
-        wish = self._plugins.first(
-            "rlx_should_stop", run=self._run, step=self.step, metrics=metrics
-        )
+        wish = self._plugins.stop_reason(run=self._run, step=self.step, metrics=metrics)
         if wish and self._stop_reason is None:
-            self._stop_reason = str(wish)
+            self._stop_reason = wish
 
     def _notify(self, hook: str, **arguments: Any) -> None:
         """Call an observer about the step under way."""

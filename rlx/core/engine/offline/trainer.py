@@ -74,6 +74,7 @@ class OfflineTrainer:
         # While a step is under way: where the draws were before it.
         self._before_step: dict[str, Any] | None = None
         self._updating = False
+        self._measuring = False
         self._times: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -130,14 +131,10 @@ class OfflineTrainer:
     async def _update(self, batch: RowBatch, chosen: np.ndarray) -> UpdateResult:
         others = self._data.others
         self._updating = True
-        try:
-            update = await self._learner.update(
-                batch, step=self.step, others=None if others is None else others.take(chosen)
-            )
-        except BaseException:
-            raise
-        else:
-            self._updating = False
+        update = await self._learner.update(
+            batch, step=self.step, others=None if others is None else others.take(chosen)
+        )
+        self._updating = False  # after an error it stays: weights may have changed
         if update is None:
             raise RunInterrupted(self._stop_reason or "the update was given up")
         return update
@@ -148,11 +145,9 @@ class OfflineTrainer:
         self.metrics = metrics
         self._reporter.log(self.step, metrics)
         self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
-        wish = self._plugins.first(
-            "rlx_should_stop", run=self._run, step=self.step, metrics=metrics
-        )
+        wish = self._plugins.stop_reason(run=self._run, step=self.step, metrics=metrics)
         if wish and self._stop_reason is None:
-            self._stop_reason = str(wish)
+            self._stop_reason = wish
 
     # -------------------------------------------------------------------------- evaluation
 
@@ -170,14 +165,18 @@ class OfflineTrainer:
             return {}
         self._reporter.status("evaluating")
         metrics: dict[str, float] = {}
-        with self._timed("eval"):
-            for held_out in self._evaluation:
-                metrics |= await self._learner.measure(
-                    held_out.rows,
-                    step=self.step,
-                    prefix=f"eval/{held_out.name}/",
-                    others=held_out.others,
-                )
+        self._measuring = True
+        try:
+            with self._timed("eval"):
+                for held_out in self._evaluation:
+                    metrics |= await self._learner.measure(
+                        held_out.rows,
+                        step=self.step,
+                        prefix=f"eval/{held_out.name}/",
+                        others=held_out.others,
+                    )
+        finally:
+            self._measuring = False
         self._evaluated = self.step
         self._best.note(self.step, metrics)
         self._plugins.notify("rlx_on_eval_end", run=self._run, step=self.step, results=metrics)
@@ -251,13 +250,13 @@ class OfflineTrainer:
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the last finished step (called from a signal handler).
 
-        An update gives up if it has not changed a weight yet; anything else takes a moment and is
-        waited for.
+        An evaluation gives up, and so does an update that has not changed a weight yet; anything
+        else takes a moment and is waited for.
         """
         if self._stop_reason is not None:
             return
         self._stop_reason = reason
-        if self._updating:
+        if self._updating or self._measuring:
             task = asyncio.get_running_loop().create_task(self._learner.abort())
             self._background.add(task)
 
