@@ -23,7 +23,7 @@ from objective_cases import (
 )
 
 from rlx.core.engine.learner.packing import make_micro_batches
-from rlx.core.errors import NonFiniteError
+from rlx.core.errors import ComponentError, NonFiniteError, RunInterrupted
 
 pytestmark = pytest.mark.engine
 TOLERANCE = 1e-5
@@ -188,6 +188,43 @@ def test_evaluation_measures_what_training_would(model: str) -> None:
         }
         assert len(trained) == len(measured) > 2
         assert measured == pytest.approx(trained, rel=1e-5)
+
+
+def test_evaluation_can_be_given_up_and_done_again(model: str) -> None:
+    learner = started_objective(model, "sft", **SPLIT)
+    usual = learner.measure(rows_for("sft"), step=0, prefix="eval/")
+    learner.abort()
+    with pytest.raises(RunInterrupted):
+        learner.measure(rows_for("sft"), step=0, prefix="eval/")
+    assert learner.measure(rows_for("sft"), step=0, prefix="eval/") == usual
+
+
+def test_objective_that_fails_on_held_out_rows_is_named_as_the_cause(model: str) -> None:
+    learner = started_objective(model, "sft")
+
+    def broken(x: Any) -> torch.Tensor:
+        raise ValueError("not here")
+
+    learner._objective = broken  # type: ignore[assignment]
+    with pytest.raises(ComponentError, match="ValueError: not here"):
+        learner.measure(rows_for("sft"), step=0, prefix="eval/")
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("name", ["rm", "dpo"])
+def test_bfloat16_and_zero_stages_take_the_same_step(
+    model: str, whole: dict[str, Any], name: str, stage: int
+) -> None:
+    """The loss is that of float32 to bfloat16's three digits, and training lowers it."""
+    learner = started_objective(model, name, zero_stage=stage, dtype="bfloat16", lr=1e-3)
+    batch = rows_for(name)
+    losses = []
+    for step in range(4):
+        result = learner.update(batch, step=step)
+        assert result is not None
+        losses.append(result.metrics["train/loss"])
+    assert losses[0] == pytest.approx(whole[name][1]["train/loss"], rel=0.05)
+    assert losses[-1] < losses[0]
 
 
 def test_every_builtin_objective_of_rows_is_tested() -> None:

@@ -97,6 +97,18 @@ def test_mistakes_end_before_anything_starts(
     assert not (workspace / "runs").exists()
 
 
+def test_sources_are_mixed_in_the_shares_that_they_are_given(workspace: Path) -> None:
+    for name in ("a", "b"):
+        write(workspace / f"{name}.jsonl", PAIRS)
+    sources = "[{path: a.jsonl, probability: 0.8}, {path: b.jsonl, probability: 0.2}]"
+    _, said = dry_run("rm", "--set", f"data.sources={sources}", "--batch-size", "4")
+    assert "training: 10 of 10 rows of a" in said
+    assert "80.0% of the draws" in said
+    assert "5 optimizer steps" in said
+    result = CliRunner().invoke(app, ["rm", "--set", f"data.sources={sources[:-1]}, c.jsonl]"])
+    assert "c.jsonl" in str(result.exception)
+
+
 def test_reference_that_nobody_reads_is_warned_of(workspace: Path) -> None:
     _, said = dry_run("sft", "--reference", "embedded")
     assert "reads no reference model" in said

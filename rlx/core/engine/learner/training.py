@@ -39,7 +39,7 @@ from rlx.core.engine.learner.planning import Plan, make_plan
 from rlx.core.engine.learner.schedule import learning_rate
 from rlx.core.engine.learner.scorer import score_batch
 from rlx.core.engine.learner.sharded import ShardedModel
-from rlx.core.errors import NonFiniteError, RlxError
+from rlx.core.errors import ComponentError, NonFiniteError, RlxError, RunInterrupted
 from rlx.core.objective import MetricSums
 
 B = TypeVar("B", bound=Packable)
@@ -118,13 +118,21 @@ class Training:
         forward: Forward,
         share: Callable[[B, Plan], Callable[[MicroBatch, Answers], MetricSums]],
     ) -> dict[str, float]:
-        """Metrics over all ranks, which all call it, under the current weights."""
+        """Metrics over all ranks, which all call it, under the current weights.
+
+        Raises:
+            RunInterrupted: `abort` came meanwhile.
+        """
         plan = self._plan(batch)
         parts, measured = MetricSums(), share(batch, plan)
-        for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
-            answers = forward(micro, chunks)
-            if micro.action_count:
-                parts.add(measured(micro, answers))
+        try:
+            for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
+                found, error = _measure(measured, micro, forward(micro, chunks))
+                if not self._go_on(error, may_abort=True):
+                    raise RunInterrupted("the evaluation was given up")
+                parts.add(found)
+        finally:
+            self._abort.clear()
         return merged_metrics(parts)
 
     def update(
@@ -213,7 +221,7 @@ class Training:
         return not given_up
 
     def abort(self) -> None:
-        """Ask a running update to give up before its first optimizer step."""
+        """Ask a running update to give up before its first optimizer step, or a measurement."""
         self._abort.set()
 
     def save(self, folder: str, components: Mapping[str, Mapping[str, Any]]) -> None:
@@ -247,6 +255,23 @@ def merged_metrics(parts: MetricSums) -> dict[str, float]:
     for part in gather(parts):
         merged.add(part)
     return merged.metrics()
+
+
+def _measure(
+    measured: Callable[[MicroBatch, Answers], MetricSums], micro: MicroBatch, answers: Answers
+) -> tuple[MetricSums, RlxError | None]:
+    """Metrics of a micro-batch, or none with the error that stopped them."""
+    if not micro.action_count:
+        return MetricSums(), None
+    try:
+        return measured(micro, answers), None
+    except RlxError as error:
+        return MetricSums(), error
+    except Exception as error:
+        text = f"the objective failed: {type(error).__name__}: {error}"
+        failure = ComponentError(text)
+        failure.__cause__ = error
+        return MetricSums(), failure
 
 
 def _differentiate(

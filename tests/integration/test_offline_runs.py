@@ -1,0 +1,100 @@
+"""Whole offline runs through the command line: killed and resumed, over ranks, used by others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from whole_runs import metrics, run, start, wait_for_step, weights
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.fixture
+def data(workspace: Path) -> Path:
+    """The workspace with judged answers and pairs, a row of each that can't be trained on."""
+    judged = [
+        {"prompt": f"{i % 7}+{i}=", "completion": str(i + (i % 7) * (i % 2)), "label": i % 2 == 1}
+        for i in range(40)
+    ]
+    pairs = [
+        {"prompt": f"{i}+1=", "chosen": str(i + 1), "rejected": f"{i}, maybe"} for i in range(40)
+    ]
+    write(workspace / "judged.jsonl", [*judged, {**judged[0], "completion": ""}])
+    write(workspace / "pairs.jsonl", [*pairs, {**pairs[0], "rejected": pairs[0]["chosen"]}])
+    return workspace
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_killed_run_is_resumed_in_mid_epoch_bit_by_bit(data: Path) -> None:
+    """Reference log-probs, mismatched answers, a schedule and evaluation included (about 30 s)."""
+
+    def words(output: str) -> list[str]:
+        return (
+            "kto --model tiny --data judged.jsonl --eval-data judged.jsonl --eval-every 4 "
+            "--runtime inline --epochs 2 --batch-size 8 --checkpoint-every 1 --lr 1e-3 "
+            f"--set checkpoint.keep=4 --output {output}"
+        ).split()
+
+    said = run(data, words("whole"))
+    assert "1 of 41 rows left out: empty answers" in said
+    process = start(data, words("killed"))
+    try:
+        wait_for_step(data, data / "killed", 3)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (data / "killed" / "finished.json").exists()
+    said = run(data, ["kto", "--resume", "--output", "killed"])
+    assert "resuming from step-0000" in said
+    assert weights(data / "killed") == weights(data / "whole")
+    assert metrics(data / "killed") == metrics(data / "whole")
+    losses = [record["train/loss"] for record in metrics(data / "whole")]
+    assert len(losses) == 10
+    assert len({record["train/lr"] for record in metrics(data / "whole")}) == 10
+
+
+def test_reward_model_serves_reinforcement_learning_and_starts_a_critic(data: Path) -> None:
+    """Trained, kept where it did best, loaded by transformers, used by `train` (about 30 s)."""
+    from transformers import AutoModelForSequenceClassification
+
+    run(
+        data,
+        "rm --model tiny --data pairs.jsonl --eval-data pairs.jsonl --eval-every 2 --steps 12 "
+        "--batch-size 16 --lr 3e-3 --best eval/pairs/accuracy --runtime inline --output rm".split(),
+    )
+    last = metrics(data / "rm")[-1]
+    assert last["eval/pairs/accuracy"] > 0.9
+    assert (data / "rm" / "checkpoints" / "best").is_symlink()
+    loaded = AutoModelForSequenceClassification.from_pretrained(data / "rm" / "export")
+    assert loaded.config.num_labels == 1
+    assert loaded.config.rlx_reward_std > 0
+    mean = (last["eval/pairs/reward_chosen"] + last["eval/pairs/reward_rejected"]) / 2
+    assert loaded.config.rlx_reward_mean == pytest.approx(mean, abs=1e-4)
+    run(
+        data,
+        "train --model tiny --data data.jsonl --reward model:rm/export --runtime inline "
+        "--engine transformers --steps 1 --groups 2 --group-size 2 --max-new-tokens 4 "
+        "--estimator gae --set critic.model=rm/export --output rl".split(),
+    )
+    (record,) = metrics(data / "rl")
+    scores = [name for name in record if name.startswith("reward/") and name.endswith("raw")]
+    assert scores
+    assert record["critic/value_mean"] != 0, "its head is the reward model's"
+
+
+def test_two_ranks_under_ray_train_as_one_process(data: Path) -> None:
+    """Three steps with a reference each (about 40 s)."""
+    common = "dpo --model tiny --data pairs.jsonl --steps 3 --batch-size 8 --lr 1e-3".split()
+    run(data, [*common, "--runtime", "inline", "--output", "one"])
+    run(data, [*common, "--runtime", "ray", "--ranks", "2", "--output", "two"])
+    for one, two in zip(metrics(data / "one"), metrics(data / "two"), strict=True):
+        for name in ("train/loss", "train/reward_margin", "train/grad_norm"):
+            assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5)
