@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import anthropic
@@ -138,6 +139,16 @@ def with_anthropic(task: dict[str, Any], base_url: str, api_key: str) -> str:
         text = "".join(stream.text_stream)
         assert stream.get_final_message().stop_reason == "end_turn"
     return text
+
+
+async def blocks_and_exits(task: dict[str, Any], base_url: str, api_key: str) -> None:
+    time.sleep(3)
+    raise SystemExit(3)
+
+
+async def ticks(task: dict[str, Any], base_url: str, api_key: str) -> None:
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+    await client.chat.completions.create(model="policy", messages=task["prompt"])
 
 
 def fails(task: dict[str, Any]) -> None:

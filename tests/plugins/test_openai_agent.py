@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,6 +225,33 @@ def test_a_limit_ends_the_program_and_keeps_what_there_is() -> None:
 def test_mistakes_of_programs_are_the_agents(program: str, expected: str) -> None:
     with pytest.raises(ComponentError, match=expected):
         play(agent(program), make_episode(["a"])[0])
+
+
+def test_a_coroutine_that_blocks_or_exits_leaves_the_episodes_loop_alone() -> None:
+    async def both() -> tuple[Rollout | BaseException, Rollout, float]:
+        longest, before = 0.0, time.monotonic()
+
+        async def pulse() -> None:
+            nonlocal longest, before
+            while True:
+                await asyncio.sleep(0.01)
+                now = time.monotonic()
+                longest, before = max(longest, now - before), now
+
+        heart = asyncio.ensure_future(pulse())
+        first, second = make_episode(["a"])[0], make_episode(["b"])[0]
+        bad, good = await asyncio.gather(
+            run_agent(agent("blocks_and_exits"), first),
+            run_agent(agent("ticks"), second),
+            return_exceptions=True,
+        )
+        heart.cancel()
+        return bad, good, longest
+
+    bad, good, longest = asyncio.run(both())
+    assert "sys.exit(3)" in str(bad)
+    assert good.text == "b"
+    assert longest < 2.5
 
 
 def test_a_command_that_fails_says_what_it_wrote(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import math
 import os
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +20,35 @@ from rlx.core.importing import import_target
 from rlx.core.rewards import excerpt
 from rlx.core.threads import DaemonThreads
 
+
+class _OtherLoop:
+    """An event loop in a daemon thread, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Await `make()` in the other loop; cancelled here, it is cancelled there."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(
+                target=self._loop.run_forever, name="rlx-programs", daemon=True
+            ).start()
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(_without_exit(make), self._loop)
+        )
+
+
+async def _without_exit(make: Callable[[], Awaitable[Any]]) -> Any:
+    """SystemExit in a task would end the event loop."""
+    try:
+        return await make()
+    except SystemExit as error:
+        raise ComponentError(f"its program called sys.exit({error.code!r})") from error
+
+
 _threads = DaemonThreads("rlx-program")
+_loop = _OtherLoop()
 _GRACE = 2.0
 """Seconds that a command has to end after SIGTERM."""
 
@@ -51,7 +80,8 @@ class Program(Protocol):
 class FunctionProgram:
     """`solve(task, base_url, api_key)`, or any of the fields of `Call`; sync or async.
 
-    A function that is no coroutine runs in a thread of its own.
+    Coroutines share an event loop in a thread beside that of the episodes, so that one that blocks
+    doesn't hold up the endpoint; any other function runs in a thread of its own.
     """
 
     def __init__(self, reference: str) -> None:
@@ -70,9 +100,8 @@ class FunctionProgram:
     async def __call__(self, call: Call) -> Any:
         given = {name: getattr(call, name) for name in self._names}
         if inspect.iscoroutinefunction(self._function):
-            return await self._function(**given)
-        result = await _threads.run(lambda: self._function(**given), timeout=math.inf)
-        return await result if inspect.isawaitable(result) else result
+            return await _loop.run(lambda: self._function(**given))
+        return await _threads.run(lambda: self._function(**given), timeout=math.inf)
 
 
 class CommandProgram:
