@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlx.core.agents import Episode, Step, Turn
     from rlx.core.component import Bound, component
     from rlx.core.config import RunConfig
+    from rlx.core.engine.offline.run import train_offline
     from rlx.core.engine.train import train
     from rlx.core.errors import ComponentError, UsageError
     from rlx.core.hookspecs import RunView, WorkerContext, hookimpl
@@ -68,6 +69,7 @@ _HOMES = {
     "parse_tool_calls": "rlx.core.tool_calls",
     "resolve": "rlx.core.plugins",
     "train": "rlx.core.engine.train",
+    "train_offline": "rlx.core.engine.offline.run",
 }
 
 __all__ = [  # noqa: RUF022 (constants first)
@@ -105,6 +107,7 @@ __all__ = [  # noqa: RUF022 (constants first)
     "parse_tool_calls",
     "resolve",
     "train",
+    "train_offline",
 ]
 
 

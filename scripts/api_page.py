@@ -40,6 +40,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Using rlx from Python": (
         "resolve",
         "train",
+        "train_offline",
         "RunConfig",
         "PluginSystem",
         "Bound",
