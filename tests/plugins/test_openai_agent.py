@@ -228,7 +228,11 @@ def test_mistakes_of_programs_are_the_agents(program: str, expected: str) -> Non
 
 
 def test_a_coroutine_that_blocks_or_exits_leaves_the_episodes_loop_alone() -> None:
+    blocking, ticking = agent("blocks_and_exits"), agent("ticks")
+
     async def both() -> tuple[Rollout | BaseException, Rollout, float]:
+        # imports are paid for first
+        await run_agent(ticking, make_episode(["a"])[0])
         longest, before = 0.0, time.monotonic()
 
         async def pulse() -> None:
@@ -241,8 +245,8 @@ def test_a_coroutine_that_blocks_or_exits_leaves_the_episodes_loop_alone() -> No
         heart = asyncio.ensure_future(pulse())
         first, second = make_episode(["a"])[0], make_episode(["b"])[0]
         bad, good = await asyncio.gather(
-            run_agent(agent("blocks_and_exits"), first),
-            run_agent(agent("ticks"), second),
+            run_agent(blocking, first),
+            run_agent(ticking, second),
             return_exceptions=True,
         )
         heart.cancel()
