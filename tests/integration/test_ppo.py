@@ -91,6 +91,21 @@ def test_two_ranks_of_policy_and_critic_in_ray(workspace: Path) -> None:
             assert found[1][name] == pytest.approx(one[1][name], rel=1e-2, abs=1e-3), name
 
 
+def test_old_logprobs_of_one_update_are_the_same_wherever_they_come_from(workspace: Path) -> None:
+    """Scored before, taken from the update's own pass, or the engine's: on policy all agree."""
+    modes = ("auto", "recompute", "rollout")
+    found = {
+        mode: train(workspace, mode, steps=2, more=["--set", f"algorithm.old_logprobs={mode}"])
+        for mode in modes
+    }
+    assert found["recompute"] == found["auto"]
+    assert weights(workspace / "recompute") == weights(workspace / "auto")
+    for mine, theirs in zip(found["rollout"], found["auto"], strict=True):
+        assert 0 <= mine["mismatch/logprob_abs_max"] < 1e-3
+        for name in ("policy/loss", "policy/grad_norm", "policy/entropy", "reward/mean"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+
+
 def test_remax_makes_one_greedy_rollout_per_task(workspace: Path) -> None:
     records = train(workspace, "remax", steps=2, more=["--estimator", "remax"])
     assert all(record["rollout/greedy"] == 4 for record in records)
