@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import resource
 import socket
 import sys
 import time
@@ -376,6 +378,35 @@ def test_sessions_never_see_each_others_tokens() -> None:
         assert list(rollout.segments) == [0]
         foreign = {f"<{n}-" for n in range(20) if n != number}
         assert not [text for text in foreign if text in raw(rollout.tokens)]
+
+
+def test_more_sessions_than_files_may_be_open_at_first() -> None:
+    """Each program holds a connection of its own; both ends are in this process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    episodes = [make_episode(["a"])[0] for _ in range(300)]
+
+    async def check(endpoint: Endpoint, client: httpx.AsyncClient, *tokens: str) -> None:
+        host, port = endpoint.url.removeprefix("http://").split(":")
+        body = json.dumps({"prompt": "x"}).encode()
+
+        async def ask(token: str) -> tuple[asyncio.StreamWriter, bytes]:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+            head += f"Host: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(f"POST {TEXT_PATH} HTTP/1.1\r\n{head}".encode() + body)
+            return writer, await reader.readline()
+
+        answers = await asyncio.gather(*map(ask, tokens))
+        assert {line for _, line in answers} == {b"HTTP/1.1 200 OK\r\n"}
+        for writer, _ in answers:
+            writer.close()
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        serve(check, *episodes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert all(episode.turns == 1 for episode in episodes)
 
 
 def test_the_endpoint_listens_on_loopback_only_unless_told_otherwise() -> None:

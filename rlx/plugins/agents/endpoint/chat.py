@@ -33,12 +33,13 @@ class ChatAsked(Asked):
 
 async def answer(asked: ChatAsked, episode: Episode, texts: Texts) -> dict[str, Any]:
     """A `chat.completion` object."""
+    most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     reply = await reply_to(
         episode,
         texts,
         messages=asked.messages,
         tools=_tools(asked),
-        options=overrides(episode, asked.max_completion_tokens or asked.max_tokens, asked.stop),
+        options=overrides(episode, most, asked.stop),
     )
     message = dict(reply.message)
     if not message["content"] and message.get("tool_calls"):

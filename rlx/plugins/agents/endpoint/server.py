@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import secrets
 import socket
 import time
@@ -42,6 +43,7 @@ from rlx.plugins.agents.endpoint.texts import Texts
 _MAX_BODY = 64 * 2**20
 _BACKLOG = 4096
 """Connections that may wait: as many episodes may begin at once."""
+_MOST_FILES = 65_536
 _KEEP_ALIVE = 75
 """Seconds that an idle connection stays open: longer than clients keep theirs."""
 
@@ -81,6 +83,7 @@ class Endpoint:
     def start(self) -> None:
         """Listen. Raises ComponentError where the address can't be had."""
         host, port = self._address
+        _allow_connections()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -168,6 +171,15 @@ class Endpoint:
             if error is not episode.engine_error:
                 raise
             raise RefusedError(500, f"the engine failed: {error}") from None
+
+
+def _allow_connections() -> None:
+    """Raise the limit on open files as far as it goes: every program holds connections, of which
+    this process often has both ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Server(uvicorn.Server):
