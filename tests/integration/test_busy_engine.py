@@ -22,8 +22,8 @@ from rlx.testing.scripted import CharTokenizer, task
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 EPISODES, TURNS, TOOL = 64, 3, 1.0
-RUNNING, TOKENS = 8, 48
-"""Eight waves of calls a turn: longer than the tool, so that waiting is never needed."""
+RUNNING, TOKENS = 2, 64
+"""Thirty-two waves of calls a turn: longer than the tool, so that waiting is never needed."""
 
 
 class Watched:
@@ -70,7 +70,7 @@ def test_the_engine_is_idle_less_than_a_tenth_of_the_time(tmp_path: Path, kind: 
         ),
         scorer=cast(Any, None),
         tokenizer=CharTokenizer(),
-        sampling=Sampling(max_new_tokens=TOKENS, temperature=3.0),
+        sampling=Sampling(max_new_tokens=TOKENS, temperature=2.0),
         limits=Limits(context_length=CONTEXT, step_timeout=60.0),
         group_size=1,
         seed=0,
