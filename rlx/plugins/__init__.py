@@ -100,7 +100,22 @@ def rlx_resolve(kind: str, ref: str) -> ComponentRef | None:
         from rlx.plugins.agents import openrlhf
 
         return openrlhf.resolve(ref)
+    if kind == "rewards" and ref.startswith("model:"):
+        return _model_by_path(ref)
     return None
+
+
+def _model_by_path(ref: str) -> ComponentRef | None:
+    """`model:PATH`, the reward model in a folder; None where `model` is a module."""
+    from rlx.core.references import ComponentRef
+
+    path = Path(ref.removeprefix("model:")).expanduser()
+    if not path.is_dir():
+        return None
+    target = f"rlx.plugins.rewards.model:{_REWARD_CLASSES['model']}"
+    return ComponentRef(
+        kind="rewards", name=ref, target=target, params={"model": str(path.resolve())}
+    )
 
 
 @hookimpl
