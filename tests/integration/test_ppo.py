@@ -64,6 +64,10 @@ def test_run_without_values_has_no_critic(workspace: Path) -> None:
     (record,) = train(workspace, "plain", steps=1, more=[])
     assert not [name for name in record if name.startswith("critic/")]
     assert not (workspace / "plain" / "checkpoints" / "latest" / "critic").exists()
+    words = arguments("plain", steps=2, runtime="inline", engine="transformers")
+    text = " ".join(run(workspace, [*words, "--resume", *PPO.split()], code=2).split())
+    assert "estimator 'gae' requires a critic" in text
+    assert len(train(workspace, "plain", steps=2, more=["--resume"])) == 2  # nothing was changed
 
 
 def test_placement_of_the_critic_does_not_change_the_run(workspace: Path) -> None:

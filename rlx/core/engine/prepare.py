@@ -14,6 +14,7 @@ from rlx.core.component import tags_of
 from rlx.core.config import DataConfig, RunConfig
 from rlx.core.engine.checkpoints import resumable_checkpoint
 from rlx.core.engine.evaluation import EvaluationPlan, plan_evaluation
+from rlx.core.errors import UsageError
 from rlx.core.models import ModelInfo, model_info, resolve_model
 from rlx.core.plugins import PluginSystem
 from rlx.core.preflight import check
@@ -85,6 +86,8 @@ def prepare(
         most = max(_response_tokens(config, selection, context_length), evaluated_tokens)
         context_length = min(context_length, config.data.max_prompt_tokens + most)
     checkpoint = resumable_checkpoint(config.output / "checkpoints") if resume else None
+    if checkpoint is not None:
+        _require_critic(checkpoint, selection)
     return Plan(
         config=config,
         selection=selection,
@@ -100,6 +103,18 @@ def prepare(
         checkpoint=checkpoint,
         origins=origins or {},
     )
+
+
+def _require_critic(checkpoint: Path, selection: Selection) -> None:
+    """A run can go on without its critic, but not with one that it never had."""
+    if "values" in selection.requires and not (checkpoint / "critic").is_dir():
+        names = " and ".join(selection.required_by["values"])
+        raise UsageError(
+            f"{names} requires a critic, and {checkpoint} was written by a run without one",
+            where="--resume",
+            fix="go on with the run's own estimator, or start a new run from its model: "
+            f"--model {checkpoint / 'model'}",
+        )
 
 
 def _response_tokens(config: RunConfig, selection: Selection, context_length: int) -> int:
