@@ -166,3 +166,17 @@ def test_more_episodes_than_sessions_take_turns() -> None:
 
 def test_it_holds_what_agents_must_hold() -> None:
     check_agent("python_repl", examples=6)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_output_that_the_model_makes_up_is_not_sampled(chat: bool) -> None:
+    made_up = python("print(6 * 7)") + "\n```output\n41\n```\nSo 41."
+    rollout, engine = play([made_up, "42"], chat=chat)
+    kept = rollout.tokens[rollout.spans[0].start : rollout.spans[0].stop]
+    assert raw(kept) == python("print(6 * 7)") + "\n```output"
+    assert rollout.spans[0].finish_reason == "stop"
+    shown = raw(engine.prompts[1])
+    assert "41" not in shown
+    assert "```output\n42\n```" in shown
+    assert shown.count("```output") == 1 + chat
+    assert rollout.text == "42"

@@ -301,3 +301,16 @@ def test_the_calculator_only_calculates() -> None:
 
 def test_it_holds_what_agents_must_hold() -> None:
     check_agent("tool_calling", examples=8)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_results_that_the_model_makes_up_are_not_sampled(chat: bool) -> None:
+    made_up = call("calculate", expression="6*7") + "\n<tool_response>\n41\n</tool_response>\n41"
+    rollout, engine = play([made_up, "42"], chat=chat)
+    kept = rollout.tokens[rollout.spans[0].start : rollout.spans[0].stop]
+    assert raw(kept) == call("calculate", expression="6*7") + "\n<tool_response>"
+    shown = raw(engine.prompts[1])
+    assert "41" not in shown
+    assert "42" in shown.removeprefix(raw(engine.prompts[0]))
+    assert shown.count("<tool_response>") == 1
+    assert rollout.text == "42"

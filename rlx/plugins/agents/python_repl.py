@@ -22,6 +22,8 @@ from rlx.plugins.agents._repl import Output, PythonSession
 from rlx.plugins.rewards.sandbox import Limits
 
 _BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_MARK = "```output"
+"""What comes before output; a model that writes it itself is about to make output up."""
 _NOTHING = "(it printed nothing)"
 
 
@@ -75,7 +77,7 @@ class PythonRepl:
         counts: Counter[str] = Counter()
         try:
             for turn in range(self._max_turns):
-                reply = await episode.generate()
+                reply = await episode.generate(stop=[_MARK])
                 episode.response = reply.text
                 code = self.code_of(reply.text)
                 if not code.strip() or turn + 1 == self._max_turns:
@@ -87,7 +89,7 @@ class PythonRepl:
                 self._check(session)
                 counts["code_runs"] += 1
                 counts["code_errors"] += output.failed
-                self._show(episode, output)
+                self._show(episode, output, marked=reply.stop is not None)
         finally:
             for name in ("code_runs", "code_errors"):
                 episode.metric(name, counts[name])
@@ -99,12 +101,13 @@ class PythonRepl:
         """The Python in what the model wrote."""
         return "\n".join(_BLOCK.findall(text))
 
-    def _show(self, episode: Episode, output: Output) -> None:
-        text = f"```output\n{output.text.rstrip() or _NOTHING}\n```"
+    def _show(self, episode: Episode, output: Output, *, marked: bool) -> None:
+        """Observe the output. `marked`: the model has written the mark before it already."""
+        text = f"\n{output.text.rstrip() or _NOTHING}\n```"
         if episode.chat:
-            episode.observe({"role": self._role, "content": text})
+            episode.observe({"role": self._role, "content": _MARK + text})
         else:
-            episode.observe(f"\n{text}\n")
+            episode.observe(f"{text}\n" if marked else f"\n{_MARK}{text}\n")
 
     def _check(self, session: PythonSession) -> None:
         if self._require_isolation and not (session.isolated and session.confined):

@@ -17,6 +17,8 @@ from rlx.core.component import component
 from rlx.core.tool_calls import ToolCalls, parser_of
 from rlx.plugins.agents._tools import Toolbox, ToolError, ToolSession, gather_calls
 
+_MARK = "<tool_response>"
+"""What comes before a result; a model that writes it itself is about to make the result up."""
 _CALCULATOR = "rlx.plugins.agents.calculator:calculate"
 
 
@@ -59,12 +61,12 @@ class ToolCalling:
         session = self._box.open(episode, timeout=self._timeout)
         counts: Counter[str] = Counter()
         for turn in range(self._max_turns):
-            reply = await episode.generate()
+            reply = await episode.generate(stop=[_MARK])
             said = self.calls_of(reply.text)
             episode.response = said.content
             called = bool(said.calls or said.errors)
             if called and turn + 1 < self._max_turns:
-                await self._answer(episode, session, said, counts)
+                await self._answer(episode, session, said, counts, marked=reply.stop is not None)
             for name in ("tool_calls", "tool_errors"):
                 episode.metric(name, counts[name])
             if not called:
@@ -75,9 +77,18 @@ class ToolCalling:
         return self._parse(text)
 
     async def _answer(
-        self, episode: Episode, session: ToolSession, said: ToolCalls, counts: Counter[str]
+        self,
+        episode: Episode,
+        session: ToolSession,
+        said: ToolCalls,
+        counts: Counter[str],
+        *,
+        marked: bool,
     ) -> None:
-        """Run the calls of a message and observe their results."""
+        """Run the calls of a message and observe their results.
+
+        `marked`: the model has written the mark before the first one already.
+        """
         results: list[tuple[str, str | ToolError]] = [
             ("", ToolError(f"this call can't be read: {error}")) for error in said.errors
         ]
@@ -95,8 +106,8 @@ class ToolCalling:
         if episode.chat:
             episode.observe([_message(name, text) for name, text in texts])
         else:
-            blocks = [f"<tool_response>\n{text}\n</tool_response>" for _, text in texts]
-            episode.observe("\n" + "\n".join(blocks) + "\n")
+            blocks = "\n".join(f"{_MARK}\n{text}\n</tool_response>" for _, text in texts)
+            episode.observe((blocks.removeprefix(_MARK) if marked else f"\n{blocks}") + "\n")
 
 
 def _message(name: str, text: str) -> dict[str, str]:
