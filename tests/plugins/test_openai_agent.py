@@ -69,7 +69,11 @@ class Engine:
 
 
 def make_episode(
-    script: Sequence[str | Exception], *, prompt: Any = MESSAGES, **limits: Any
+    script: Sequence[str | Exception],
+    *,
+    prompt: Any = MESSAGES,
+    temperature: float = 1.0,
+    **limits: Any,
 ) -> tuple[Episode, Engine]:
     engine = Engine(script)
     tokenizer = PLAIN if isinstance(prompt, str) else CHAT
@@ -84,7 +88,7 @@ def make_episode(
         seed=1,
         generate=engine,
         tokenizer=tokenizer,
-        sampling=Sampling(max_new_tokens=200),
+        sampling=Sampling(max_new_tokens=200, temperature=temperature),
         limits=Limits(context_length=4000, **limits),
     )
     return episode, engine
@@ -503,6 +507,17 @@ def test_another_temperature_can_be_ignored_instead() -> None:
 
     serve(check, episode, other_sampling="ignore")
     assert engine.sampling[0].temperature == 1.0
+
+
+def test_a_greedy_evaluation_is_greedy_whatever_is_asked() -> None:
+    episode, engine = make_episode(["a"], temperature=0.0)
+
+    async def check(endpoint: Endpoint, client: httpx.AsyncClient, token: str) -> None:
+        body = {"messages": MESSAGES, "temperature": 1.0, "top_p": 0.9}
+        assert (await client.post(CHAT_PATH, json=body, headers=header(token))).status_code == 200
+
+    serve(check, episode)
+    assert engine.sampling[0].temperature == 0
 
 
 def test_a_model_without_chat_template_says_where_to_ask() -> None:
