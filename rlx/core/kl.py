@@ -74,7 +74,7 @@ class KLController(Protocol):
 
 
 class FixedKL:
-    """β stays what it is."""
+    """β stays what the configuration says, also when a resumed run's says another one."""
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
@@ -83,10 +83,10 @@ class FixedKL:
         return self.coef
 
     def state_dict(self) -> dict[str, float]:
-        return {"coef": self.coef}
+        return {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.coef = float(state["coef"])
+        pass
 
 
 class AdaptiveKL(FixedKL):
@@ -97,6 +97,7 @@ class AdaptiveKL(FixedKL):
 
     def __init__(self, coef: float, *, target: float, horizon: int) -> None:
         super().__init__(coef)
+        self.start = coef
         self.target = target
         self.horizon = horizon
 
@@ -104,6 +105,14 @@ class AdaptiveKL(FixedKL):
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * min(rollouts / self.horizon, 1.0)
         return self.coef
+
+    def state_dict(self) -> dict[str, float]:
+        return {"start": self.start, "coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on with the β that was reached; with the configured one where that is a new one."""
+        if state.get("start") == self.start:
+            self.coef = float(state["coef"])
 
 
 def kl_controller(kind: str, *, coef: float, target: float, horizon: int) -> KLController:

@@ -96,3 +96,12 @@ def test_adaptive_state_continues_after_a_restart() -> None:
     second = AdaptiveKL(0.1, target=2.0, horizon=100)
     second.load_state_dict(first.state_dict())
     assert second.update(1.0, 32) == first.update(1.0, 32)
+
+
+def test_coefficient_that_was_changed_for_the_restart_counts() -> None:
+    reached = AdaptiveKL(0.1, target=2.0, horizon=100)
+    reached.update(5.0, 32)
+    for resumed in (FixedKL(0.5), AdaptiveKL(0.5, target=2.0, horizon=100)):
+        for before in (FixedKL(0.0), FixedKL(0.1), reached):
+            resumed.load_state_dict(before.state_dict())
+            assert resumed.coef == 0.5
