@@ -56,8 +56,8 @@ sft = _command(
 rm = _command(
     "rm",
     "Train a reward model on preference pairs.",
-    "Rows are prompt, chosen and rejected. What comes out is used by --reward model "
-    f"--set rewards.0.model=PATH. {_COLUMNS}",
+    "Rows are prompt, chosen and rejected. What comes out is used by "
+    f"rlx train --reward model:PATH. {_COLUMNS}",
     {"objective": "rm", "learner": {"lr": 1e-5, "schedule": "cosine"}},
 )
 prm = _command(
@@ -176,7 +176,7 @@ def _next_commands(config: RunConfig, plan: OfflinePlan, place: str) -> list[str
     if not config.checkpoint.export:
         return [f"rlx export {place}"]
     if plan.selection.needs.head == "score":
-        return [f"rlx train --reward model --set rewards.0.model={place}/export"]
+        return [f"rlx train --reward model:{place}/export"]
     if plan.selection.needs.head == "token":
         return [f"rlx runs show {place}"]
     return [f"rlx train --model {place}/export", f"rlx eval {place}/export"]

@@ -123,19 +123,6 @@ def rlx_register_objectives(registry: Registrar) -> None:
     _add_functions(registry, _OBJECTIVES)
 
 
-def _model_by_path(ref: str) -> ComponentRef | None:
-    """`model:PATH`, the reward model in a folder; None where `model` is a module."""
-    from rlx.core.references import ComponentRef
-
-    path = Path(ref.removeprefix("model:")).expanduser()
-    if not path.is_dir():
-        return None
-    target = f"rlx.plugins.rewards.model:{_REWARD_CLASSES['model']}"
-    return ComponentRef(
-        kind="rewards", name=ref, target=target, params={"model": str(path.resolve())}
-    )
-
-
 @hookimpl
 def rlx_register_agents(registry: Registrar) -> None:
     _add_functions(registry, _AGENTS)

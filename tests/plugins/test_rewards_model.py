@@ -198,3 +198,17 @@ def test_rewards_are_plain_numbers(folder: Path) -> None:
     (answer,) = model(folder)(samples("a"))
     assert isinstance(answer, Reward)
     assert type(answer.score) is float
+
+
+def test_model_is_named_by_its_folder_alone(tmp_path: Path, monkeypatch: Any) -> None:
+    """`model:PATH`; a module of that name is still a module."""
+    from rlx.core.plugins import PluginSystem
+
+    (tmp_path / "rm" / "export").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    system = PluginSystem.load(rlxfile=False)
+    ref = system.ref("rewards", "model:rm/export", {"combine": "min"})
+    assert ref.target.endswith("model:Model")
+    assert ref.params == {"model": str(tmp_path / "rm" / "export"), "combine": "min"}
+    with pytest.raises(UsageError, match="no module 'model'"):
+        system.ref("rewards", "model:somewhere/else")
