@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from rlx.core.engine.batches import make_batch, take
 from rlx.core.engine.learner.gradients import micro_fields
 from rlx.core.engine.learner.packing import make_micro_batches
 from rlx.core.engine.metrics import advantage_metrics, rollout_metrics
+from rlx.core.engine.records import groups_of, rollout_records
 from rlx.core.engine.reward_norm import RunningNorm
 from rlx.core.inputs import LossInputs
 from rlx.core.objective import AGGREGATIONS, Denominators, ObjectiveSettings, aggregate
@@ -21,6 +24,7 @@ from rlx.core.rollouts import Group, Rollout, Span, Task
 from rlx.plugins.estimators.gae import gae
 from rlx.plugins.estimators.group_norm import group_norm
 
+TASK_OF_TOKENS = Task(id="t/1", prompt="p", tokens=(0, 1))
 TASK = Task(id="t/0", prompt="p", tokens=(1, 2), label="x")
 
 
@@ -141,3 +145,43 @@ def test_advantage_metrics_are_over_action_tokens() -> None:
     batch = make_batch(groups(split=True))
     batch = dataclasses.replace(batch, advantages=np.ones(30, np.float32))
     assert advantage_metrics(batch) == {"advantage/mean": 1.0, "advantage/std": 0.0}
+
+
+def recorded(one: Rollout) -> dict[str, Any]:
+    batch = make_batch([Group(id=3, task=TASK, rollouts=[one])])
+    batch = dataclasses.replace(batch, advantages=np.ones(6, np.float32))
+    (record,) = rollout_records(
+        [Group(id=3, task=TASK, rollouts=[one])],
+        batch,
+        batch.rollout_logprobs,
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        limit=None,
+    )
+    return json.loads(json.dumps(record))
+
+
+def test_records_show_each_segments_own_prompt() -> None:
+    one = dataclasses.replace(rollout(0, 1.0, segments=(0, 4, 9)), task=TASK_OF_TOKENS)
+    shown = [(piece["kind"], piece["text"]) for piece in recorded(one)["episode"]]
+    assert shown == [
+        ("action", "2"),
+        ("observation", "3"),
+        ("prompt", "4 5"),
+        ("action", "6 7"),
+        ("observation", "8"),
+        ("prompt", "9 10 11"),
+        ("action", "12 13 14"),
+    ]
+
+
+def test_records_show_a_first_prompt_that_is_not_the_tasks() -> None:
+    episode = recorded(rollout(0, 1.0))["episode"]
+    assert (episode[0]["kind"], episode[0]["text"]) == ("prompt", "0 1")
+
+
+def test_a_recorded_rollout_comes_back_with_its_segments() -> None:
+    one = rollout(0, 1.0, segments=(0, 4, 9))
+    ((again,),) = (group.rollouts for group in groups_of([recorded(one)]))
+    assert list(again.segments) == [0, 4, 9]
+    assert again.tokens.tolist() == one.tokens.tolist()
+    assert make_batch([Group(id=3, task=TASK, rollouts=[again])]).lengths.tolist() == [4, 5, 6]

@@ -79,9 +79,15 @@ def _record(
         record["notes"] = dict(rollout.notes)
     if rollout.error is not None:
         record["error"] = rollout.error
-    if len(rollout.spans) > 1 or len(rollout.segments) > 1:
+    if len(rollout.spans) > 1 or len(rollout.segments) > 1 or not _begins_with_task(rollout):
         record["episode"] = list(_pieces(rollout, gaps, advantages, decode))
     return record
+
+
+def _begins_with_task(rollout: Rollout) -> bool:
+    """Not where an agent asked something of its own."""
+    prompt = rollout.task.tokens
+    return rollout.tokens[: len(prompt)].tolist() == [*prompt]
 
 
 def _pieces(
@@ -90,6 +96,8 @@ def _pieces(
     """The rollout's tokens in order: what was sampled, and what came between."""
     at, action = len(rollout.task.tokens), 0
     starts = set(rollout.segments[1:])
+    if not _begins_with_task(rollout):
+        at, starts = 0, {0, *starts}
     for turn, span in enumerate(rollout.spans):
         begins = [start for start in starts if at <= start <= span.start]
         for start in sorted(begins):
