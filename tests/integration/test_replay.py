@@ -39,7 +39,7 @@ def learning(folder: Path) -> list[dict[str, float]]:
 
 
 def test_a_replay_learns_what_the_run_learned(workspace: Path) -> None:
-    """Two runs of 3 steps, two replays: about 40 s."""
+    """A run of 3 steps, a replay in two parts, another: about 40 s."""
     (workspace / "agent.py").write_text(AGENT)
     words = [
         *arguments("out", steps=3, runtime="inline", engine="transformers"),
@@ -64,7 +64,8 @@ def test_a_replay_learns_what_the_run_learned(workspace: Path) -> None:
 
     # the data and the module with the reward are not needed any more, but for its name
     (workspace / "data.jsonl").unlink()
-    run(workspace, ["train", "--replay", "out", "--output", "again"])
+    run(workspace, ["train", "--replay", "out", "--output", "again", "--steps", "2"])
+    run(workspace, ["train", "--resume", "--output", "again", "--steps", "3"])
     assert learning(workspace / "again") == learning(first)
     assert weights(workspace / "again") == weights(first)
     assert all("publish/gib_per_s" not in step for step in metrics(workspace / "again"))
