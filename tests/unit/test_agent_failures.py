@@ -317,3 +317,26 @@ def test_waiting_for_an_agent_that_blocks_the_loop_is_no_failure() -> None:
     assert group is not None
     others = [one.finish_reason for one in group.rollouts if one.index != 1]
     assert others == ["stop", "stop"]
+
+
+class StuckClient(Client):
+    """The second engine call takes for ever."""
+
+    async def generate(self, prompt: list[int], sampling: Sampling, seed: int) -> Generation:
+        if chr(prompt[-1]) == "!":
+            await asyncio.sleep(1000)
+        return await super().generate(prompt, sampling, seed)
+
+
+def test_time_in_the_engine_is_not_the_agents_but_the_episodes() -> None:
+    async def agent(episode: Episode) -> None:
+        await episode.generate()
+        episode.observe("go on!")
+        await episode.generate()
+
+    limits = replace(LIMITS, step_timeout=0.2, max_seconds=1.0)
+    group = asyncio.run(maker(agent, limits, StuckClient()).make(task(), 0))
+    assert group is not None
+    for one in group.rollouts:
+        assert (one.finish_reason, one.error, len(one.spans)) == ("timeout", None, 1)
+        assert len(one.tokens) == one.spans[0].stop
