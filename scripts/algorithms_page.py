@@ -41,9 +41,9 @@ OBJECTIVE = """\
 | part | settings | what it is |
 |---|---|---|
 | reduction | `algorithm.aggregation` | `token-mean` (all action tokens of the optimizer step), `seq-mean-token-mean`, `seq-mean-token-sum-norm` (constant length, Dr. GRPO). Denominators are global over micro-batches, gradient accumulation and ranks |
-| KL | `kl.coef`, `kl.estimator`, `kl.placement`, `kl.controller` | with d = log π − log π_ref: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, clamped to ±10 (J. Schulman, "Approximating KL divergence", 2020). In the loss, k2's gradient is the unbiased one of the reverse KL on policy; k3's is not. In the reward, the return-to-go of −β·k reaches every token. `adaptive`: β ← β·(1 + clip(kl/target − 1, ±0.2)·n/horizon), arXiv:1909.08593 |
+| KL | `kl.coef`, `kl.estimator`, `kl.placement`, `kl.controller` | with d = log π − log π_ref: k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d, clamped to ±10 (J. Schulman, "Approximating KL divergence", 2020). In the loss, k2's gradient is the unbiased one of the reverse KL on policy; k3's is not. In the reward, the return-to-go of −β·k reaches every token. `adaptive`: β ← β·(1 + clip(kl/target − 1, ±0.2)·min(n/horizon, 1)) after a step of n rollouts, arXiv:1909.08593 |
 | entropy | `algorithm.entropy_coef` | − coef · H, of the tempered distribution that sampled |
-| old log-probs | `algorithm.old_logprobs` | `auto` runs the extra forward only when a batch is used for more than one update |
+| old log-probs | `algorithm.old_logprobs` | `auto` runs the extra forward only when a batch is used for more than one update, or a component requires old log-probs; `recompute` always does; with `rollout` the engine's stand in for them |
 | critic | `critic.*` | ½·max((V − ret)², (clip(V, V_old ± c) − ret)²) times `critic.coefficient`, same reduction |
 """
 OBJECTIVES = (
