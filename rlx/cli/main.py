@@ -49,7 +49,7 @@ class LazyGroup(TyperGroup):
     """Lists commands from a table and from entry points; imports the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *sorted(set(_external()) - set(COMMANDS))]
+        return [*COMMANDS, *sorted(set(_offers(ctx)) - set(COMMANDS))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command when it was loaded, else a stand-in that carries its help line."""
@@ -57,7 +57,7 @@ class LazyGroup(TyperGroup):
             return self.commands[cmd_name]
         if cmd_name in COMMANDS:
             return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
-        offers = _external().get(cmd_name)
+        offers = _offers(ctx).get(cmd_name)
         if not offers:
             return None
         return TyperCommand(cmd_name, help=f"From the plugin {_distributions(offers)}.")
@@ -146,6 +146,14 @@ def _exit_code() -> int:
         print_failure(error)
         return 1
     return 0
+
+
+def _offers(ctx: Any) -> dict[str, list[tuple[Provider, EntryPoint]]]:
+    """`_external()`, read once per command line."""
+    found: dict[str, list[tuple[Provider, EntryPoint]]] = ctx.meta.setdefault(__name__, {})
+    if not found:
+        found.update(_external())
+    return found
 
 
 def _external() -> dict[str, list[tuple[Provider, EntryPoint]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +19,8 @@ from rlx.core.plugins import PluginSystem
 if TYPE_CHECKING:
     from rlx.core.registry import Entry
 
-_LONGEST_NAME = 40
-"""Columns; a longer name is cut, so that there is room for the rest."""
+_LONGEST = 40
+"""Columns; a longer cell is cut, so that there is room for the rest."""
 
 
 def component_row(system: PluginSystem, entry: Entry) -> dict[str, Any]:
@@ -117,27 +118,32 @@ def command_rows(system: PluginSystem, own: Collection[str]) -> list[dict[str, A
     return rows
 
 
-def component_table(rows: list[dict[str, Any]]) -> Table:
-    """Return one line per component; where room is short, it is the summary that is cut."""
-    table = Table("kind", "name", "from", "summary", box=None, pad_edge=False)
+def component_lines(rows: list[dict[str, Any]], width: int) -> Text:
+    """Return one line per component; where room is short, it is the summary that is cut.
+
+    A `rich.table.Table` of hundreds of rows takes four times as long.
+    """
+    cells = [("kind", "name", "from", "summary")]
     previous = None
-    cells: list[tuple[str, str, str, str]] = []
     for row in rows:
-        kind = row["kind"] if row["kind"] != previous else ""
+        kind = "" if row["kind"] == previous else row["kind"]
         previous = row["kind"]
         origin = "rlx" if row["builtin"] else _origin(row)
         cells.append((kind, row["name"], origin, row["summary"] or ""))
-    for index, column in enumerate(table.columns):
-        column.no_wrap = True
-        if index < 3:
-            longest = max((len(line[index]) for line in cells), default=0)
-            column.min_width = min(longest, _LONGEST_NAME)
-    table.columns[-1].overflow = "ellipsis"
-    for row, (kind, name, origin, about) in zip(rows, cells, strict=True):
-        style = "bold red" if row["conflict"] else "bold"
-        shown = Text(name, style=style)
-        table.add_row(Text(kind, style="cyan"), shown, Text(origin), Text(about))
-    return table
+    sizes = [min(max(cell_len(line[i]) for line in cells), _LONGEST) for i in range(3)]
+    rest = max(width - sum(sizes) - 2 * len(sizes), 4)
+    conflicts = {number for number, row in enumerate(rows, 1) if row["conflict"]}
+    text = Text(no_wrap=True, overflow="ignore", end="")
+    for number, (kind, name, origin, about) in enumerate(cells):
+        head = "bold" if number == 0 else ""
+        text.append(set_cell_size(kind, sizes[0]) + "  ", head or "cyan")
+        text.append(
+            set_cell_size(name, sizes[1]) + "  ", "bold red" if number in conflicts else "bold"
+        )
+        text.append(set_cell_size(origin, sizes[2]) + "  ", head)
+        cut = cell_len(about) > rest
+        text.append(f"{set_cell_size(about, rest - 1)}…\n" if cut else f"{about}\n", head)
+    return text
 
 
 def plugin_table(what: str, rows: list[dict[str, Any]]) -> Table:

@@ -18,8 +18,8 @@ from rich.text import Text
 from rlx.cli.main import COMMANDS
 from rlx.cli.plugin_list import (
     command_rows,
+    component_lines,
     component_row,
-    component_table,
     hook_rows,
     plugin_table,
 )
@@ -86,7 +86,7 @@ def list_plugins(
         everything = {"components": components, "hooks": hooks, "commands": commands}
         typer.echo(json.dumps(everything, indent=2))
         return
-    _console.print(component_table(components))
+    _console.print(component_lines(components, _console.width))
     for what, rows in (("hook plugin", hooks), ("command", commands)):
         if rows:
             _console.print()
@@ -130,10 +130,14 @@ def check(
     ],
 ) -> None:
     """Run the conformance kit on what a distribution offers; load its hooks and commands."""
+    from rlx.cli.scaffold import command, selection
     from rlx.testing.package import component_reports
 
     failed = checked = skipped = 0
+    way = "rlx plugins list --load"
     for report in component_reports(distribution):
+        if report.kind in KINDS:
+            way = f"rlx {command(report.kind)} {selection(report.kind, report.name)}"
         failed += bool(report.violations)
         checked += report.checked
         skipped += not report.checked
@@ -147,7 +151,7 @@ def check(
     _console.print(f"{checked} checked, {failed} failed{unchecked}")
     if failed:
         raise typer.Exit(1)
-    _console.print("next: rlx plugins list", style="dim")
+    _console.print(f"next: {way}", style="dim")
 
 
 @app.command()

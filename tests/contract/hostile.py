@@ -42,10 +42,32 @@ def rlx_on_step_end(run, step, metrics):
         raise ValueError("the second step was too much")
 """
 _VANDAL_HOOKS = """
+import random
+
+import numpy
 import rlx
+
+def reseed():
+    import torch
+
+    random.seed(1)
+    numpy.random.seed(1)
+    torch.manual_seed(1)
+    torch.rand(3)
+
+@rlx.hookimpl
+def rlx_configure(config):
+    config.learner.lr = 0.5
+    config.rewards.clear()
+
+@rlx.hookimpl
+def rlx_on_run_start(run):
+    reseed()
+    run.config.learner.lr = 0.5
 
 @rlx.hookimpl(tryfirst=True)
 def rlx_on_rollouts(groups):
+    reseed()
     for group in groups:
         for rollout in group.rollouts:
             rollout.parts.clear()
@@ -61,7 +83,12 @@ def rlx_on_step_end(metrics):
 
 @rlx.hookimpl(tryfirst=True)
 def rlx_should_stop(metrics):
+    reseed()
     metrics.clear()
+
+@rlx.hookimpl
+def rlx_on_checkpoint():
+    raise SystemExit(3)
 """
 _VANDAL = """
 def estimate(x):
@@ -74,6 +101,23 @@ def score(sample):
     sample.task["prompt"] = "another one"
     return float(len(sample.response))
 """
+
+
+def damage(site: Path) -> None:
+    """Leave behind what interrupted installations leave, which pip itself would not install."""
+    for name, points, metadata in (
+        ("damaged", b"[rlx.losses]\nx = a\xff:b\nno target\n", b"Name: rlx-damaged\nVersion: 1\n"),
+        ("nameless", b"[rlx.losses]\nx = a:b\n", b""),
+        (
+            "unreadable",
+            b"[rlx.losses]\nunreadable = a:b\n",
+            b"Name: rlx-unreadable\nVersion: \xff\n",
+        ),
+    ):
+        info = site / f"rlx_{name}-1.dist-info"
+        info.mkdir()
+        (info / "entry_points.txt").write_bytes(points)
+        (info / "METADATA").write_bytes(metadata)
 
 
 def wheels(folder: Path) -> list[Path]:

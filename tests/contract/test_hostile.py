@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from environment import Environment, train_arguments
-from hostile import SLOW_SECONDS, wheels
+from hostile import SLOW_SECONDS, damage, wheels
 from whole_runs import metrics, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -20,6 +20,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder = tmp_path_factory.mktemp("hostile")
     environment = Environment(folder / "venv")
     environment.install(*wheels(folder / "wheels"))
+    damage(environment.site)
     return environment
 
 
@@ -96,6 +97,14 @@ def test_hooks_that_write_to_what_they_see_change_nothing(runs: tuple[Path, str]
     folder, text = runs
     assert text.count("read-only") >= 2
     assert all(step["reward/std"] > 0 for step in metrics(folder / "wild"))
+    assert "rlx_configure of plugin rlx-vandal:vandal changed the configuration" in text
+    assert text.count("rlx_on_checkpoint of plugin rlx-vandal:vandal raised") == 1
+
+
+def test_damaged_installation_is_told_and_passed_over(runs: tuple[Path, str]) -> None:
+    _, text = runs
+    assert text.count("warning: rlx-damaged 1: the entry point") == 2
+    assert "rlx-unreadable" not in text
 
 
 def test_strict_mode_stops_at_the_first_broken_plugin(

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import rlx
-from rlx.cli.main import _external
-from rlx.cli.plugin_list import component_row, hook_rows
+from rlx.cli.main import app as main
 from rlx.core.plugins import PluginSystem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,21 +94,19 @@ def test_selecting_a_reward_does_not_import_torch() -> None:
 
 
 def best_of_five(action: Callable[[], object]) -> float:
-    """Seconds of the quickest run: what the action costs when nothing else disturbs it."""
+    """Processor seconds of the quickest run: what else the machine does is not in them."""
     importlib.invalidate_caches()
     times = []
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.process_time()
         action()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return min(times)
 
 
-def list_all() -> None:
-    system = PluginSystem.load(hooks=False, rlxfile=False)
-    rows = [component_row(system, entry) for entry in system.registry.entries()]
-    hook_rows(system, loaded=False)
-    assert all(row["summary"] for row in rows)
+def command_line(*arguments: str) -> None:
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
 
 
 def start_training() -> None:
@@ -119,13 +117,11 @@ def start_training() -> None:
 
 
 COSTS = {
-    "rlx --help": (_external, 0.1),
-    "rlx plugins list": (list_all, 0.1),
+    "rlx --help": (lambda: command_line("--help"), 0.1),
+    "rlx plugins list": (lambda: command_line("plugins", "list"), 0.1),
     "rlx train": (start_training, 0.2),
 }
 """Command → its work and the seconds that 200 plugins may add to it."""
-SLACK = 3
-"""CI machines do several things at once. docs/plugins.md has the numbers of an idle one."""
 
 
 def test_two_hundred_plugins_are_hardly_felt(install) -> None:
@@ -146,7 +142,7 @@ def test_two_hundred_plugins_are_hardly_felt(install) -> None:
     added = {name: after[name] - before[name] for name in COSTS}
     print({name: f"{seconds:.3f} s" for name, seconds in added.items()})
     for name, (_, budget) in COSTS.items():
-        assert added[name] < SLACK * budget, f"{name}: {added[name]:.3f} s"
+        assert added[name] < budget, f"{name}: {added[name]:.3f} s"
 
 
 def test_every_public_name_resolves_and_is_typed() -> None:
