@@ -84,6 +84,7 @@ def test_dry_run_counts_what_is_left_out(workspace: Path) -> None:
         (["sft", "--set", "learner.epochs=2"], "learner.epochs is of rollouts"),
         (["rm", "--data", "pairs.jsonl", "--eval-every", "5"], "no data to evaluate on"),
         (["sft", "--data", "pairs.jsonl"], "no column 'completion'"),
+        (["rm", "--best", "eval/tast/loss"], "no metric of the held-out data"),
         (["sft", "--resume", "--output", "nothing"], "there is no run in nothing"),
     ],
 )

@@ -139,6 +139,11 @@ def test_pair_is_two_sequences_the_chosen_one_first(loaded: Any) -> None:
     assert (rows.per_row, rows.rollout_count, rows.margin.tolist()) == (2, 1, [2.0])
 
 
+def test_answers_of_pairs_are_trained_without_their_prompt_whatever_is_set(loaded: Any) -> None:
+    row = {"prompt": "q:", "chosen": "yes", "rejected": "no"}
+    assert trained(loaded([row], PAIRS, train_on="all").rows) == ["yes<|im_end|>", "no<|im_end|>"]
+
+
 def test_prompt_is_what_both_texts_begin_with_up_to_a_word(loaded: Any) -> None:
     rows = loaded([{"chosen": "Q: hi A: good", "rejected": "Q: hi A: golf"}], PAIRS).rows
     assert trained(rows) == [" good<|im_end|>", " golf<|im_end|>"]

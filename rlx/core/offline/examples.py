@@ -148,6 +148,11 @@ class Examples:
             labels=[float(one) for one in labels],
         )
 
+    @property
+    def _trains_all(self) -> bool:
+        """Answers that are compared or judged are trained without their prompts in any case."""
+        return self._offline.train_on == "all" and self._needs.data == "conversations"
+
     def _prompt(self, row: Mapping[str, Any], number: int) -> str | list[Message]:
         return self._prompts.build(row.get(self._data.prompt), row, number)
 
@@ -171,13 +176,13 @@ class Examples:
             return Example(drafts=[self._drafter.whole(prompt, answer)])
         if isinstance(prompt, str):
             assert isinstance(answer, str)
-            if self._offline.train_on == "all":
+            if self._trains_all:
                 return Example(drafts=[self._drafter.everything(prompt + answer)])
             return Example(drafts=[self._drafter.answer(prompt, answer)])
         return self._talk([*prompt, *as_answer(answer)], len(prompt))
 
     def _talk(self, messages: list[Message], first: int) -> Example | str:
-        if self._offline.train_on == "all" or self._needs.head == "score":
+        if self._trains_all or self._needs.head == "score":
             return Example(drafts=[self._drafter.whole(messages, [])])
         answers = [one for one in messages[first:] if one["role"] == "assistant"]
         if not answers:

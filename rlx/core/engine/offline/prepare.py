@@ -98,6 +98,7 @@ def prepare_offline(
     reader = _Reader(config, selection, info, tokenizer, pad, status)
     sources = reader.training()
     evaluation = reader.evaluation()
+    _check_best(config.checkpoint.best, evaluation)
     offline = config.offline
     total_rows, steps = rows_and_steps(
         [source.rows.rollout_count for source in sources],
@@ -126,6 +127,17 @@ def prepare_offline(
         warnings=warnings,
         origins=origins or {},
     )
+
+
+def _check_best(metric: str | None, evaluation: Sequence[Source]) -> None:
+    """The metric is of held-out data that there is; what it measures, the objective says later."""
+    prefixes = [f"eval/{source.name}/" for source in evaluation]
+    if metric is not None and not any(metric.startswith(prefix) for prefix in prefixes):
+        raise UsageError(
+            f"{metric!r} is no metric of the held-out data",
+            where="checkpoint.best",
+            fix=" or ".join(f"{prefix}loss" for prefix in prefixes),
+        )
 
 
 @dataclass(frozen=True, slots=True)
