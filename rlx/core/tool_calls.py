@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.importing import import_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,10 @@ def parse_tool_calls(text: str, parser: str | ToolCallParser = "auto") -> ToolCa
     """Read the tool calls of a message.
 
     Args:
-        parser: a format of `FORMATS`, `auto` for whichever the text has, or a function.
+        parser: a format of `FORMATS`, `auto` for whichever the text has, or a function; also one
+            by reference, `file.py:function` or `pkg.mod:function`.
 
-    Raises UsageError for a format that there is not.
+    Raises UsageError for a format that there is not, and for a function that can't be imported.
 
     >>> parse_tool_calls('Yes. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     ToolCalls(content='Yes.', calls=(ToolCall(name='add', arguments={'a': 1}),), errors=())
@@ -59,13 +61,17 @@ def parse_tool_calls(text: str, parser: str | ToolCallParser = "auto") -> ToolCa
 
 
 def parser_of(parser: str | ToolCallParser) -> ToolCallParser:
-    """The parser of that name. Raises UsageError for a name that there is not."""
+    """The parser of that name, or at that reference. Raises UsageError where there is none."""
     if not isinstance(parser, str):
         return parser
+    if ":" in parser:
+        found: ToolCallParser = import_target(parser, label=f"the format of tool calls {parser!r}")
+        return found
     if parser not in FORMATS:
         raise UsageError(
             f"there is no format of tool calls {parser!r}",
-            fix=did_you_mean(parser, FORMATS) or f"one of: {', '.join(FORMATS)}",
+            fix=did_you_mean(parser, FORMATS)
+            or f"one of: {', '.join(FORMATS)}, or a function as file.py:name",
         )
     return FORMATS[parser]
 

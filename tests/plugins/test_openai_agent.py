@@ -264,6 +264,19 @@ def test_a_coroutine_that_blocks_or_exits_leaves_the_episodes_loop_alone() -> No
     assert longest < 2.5
 
 
+def test_training_and_evaluation_share_a_port() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def both() -> list[Rollout]:
+        agents = [agent("ticks", port=port) for _ in range(2)]
+        episodes = [make_episode([text])[0] for text in "ab"]
+        return list(await asyncio.gather(*map(run_agent, agents, episodes)))
+
+    assert [rollout.text for rollout in asyncio.run(both())] == ["a", "b"]
+
+
 def test_a_command_that_fails_says_what_it_wrote(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text("import sys; sys.exit('no such thing')")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -60,6 +61,16 @@ def test_a_marked_call_of_the_wrong_shape_is_an_error_for_the_model(inside: str)
 
 def test_a_function_is_a_parser_too() -> None:
     assert parse_tool_calls("x", lambda text: ToolCalls(content=text * 2)).content == "xx"
+
+
+def test_a_function_may_be_given_by_reference(tmp_path: Path) -> None:
+    file = tmp_path / "calls.py"
+    file.write_text(
+        "from rlx.core.tool_calls import ToolCall, ToolCalls\n"
+        "def parse(text):\n"
+        "    return ToolCalls(content='', calls=[ToolCall(name=text, arguments={})])\n"
+    )
+    assert parse_tool_calls("add", f"{file}:parse").calls[0].name == "add"
 
 
 def test_an_unknown_format_is_named() -> None:

@@ -8,7 +8,6 @@ rollout; any other begins a new segment of it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from numbers import Real
 from typing import Annotated, Any, Literal
@@ -36,7 +35,8 @@ class OpenAIAgent:
         command: instead of a function, a command that is run for each episode: task as JSON on
             the standard input, endpoint in OPENAI_BASE_URL, OPENAI_API_KEY and their ANTHROPIC_
             counterparts.
-        tool_calls: format of the calls in the model's text: `auto`, `hermes` or `json`.
+        tool_calls: format of the calls in the model's text: `auto`, `hermes`, `json`, or a function
+            that reads them, as `file.py:name`.
         other_sampling: requests for another temperature, top_p or top_k than the run's are refused
             (400), or have it ignored.
         model: what the policy is called in the list of models.
@@ -73,10 +73,9 @@ class OpenAIAgent:
             "port": port,
         }
         self._model = model
-        self._endpoint: asyncio.Future[Any] | None = None
 
     async def run(self, episode: Episode) -> None:
-        endpoint = await self._listening(episode)
+        endpoint = self._listening(episode)
         task = episode.task
         with endpoint.session(episode) as token:
             call = Call(
@@ -95,21 +94,12 @@ class OpenAIAgent:
                 raise EpisodeEnded(episode.ended) from error
         _take(result, episode)
 
-    async def _listening(self, episode: Episode) -> Any:
-        """The endpoint of this event loop; the first episode starts it."""
-        loop = asyncio.get_running_loop()
-        if self._endpoint is None or self._endpoint.get_loop() is not loop:
-            self._endpoint = asyncio.ensure_future(self._start(episode))
-        return await asyncio.shield(self._endpoint)
-
-    async def _start(self, episode: Episode) -> Any:
-        from rlx.plugins.agents.endpoint.server import Endpoint
+    def _listening(self, episode: Episode) -> Any:
+        """The endpoint of this event loop; the first episode starts it, evaluations share it."""
+        from rlx.plugins.agents.endpoint.server import listening
         from rlx.plugins.agents.endpoint.texts import Texts
 
-        texts = Texts(tokenizer=episode.tokenizer, parse=self._parse)
-        endpoint = Endpoint(texts, **self._options)
-        endpoint.start()
-        return endpoint
+        return listening(Texts(tokenizer=episode.tokenizer, parse=self._parse), **self._options)
 
 
 def _take(result: Any, episode: Episode) -> None:

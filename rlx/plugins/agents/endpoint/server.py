@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -171,6 +172,23 @@ class Endpoint:
             if error is not episode.engine_error:
                 raise
             raise RefusedError(500, f"the engine failed: {error}") from None
+
+
+_listening: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Endpoint]] = WeakKeyDictionary()
+
+
+def listening(texts: Texts, **options: Any) -> Endpoint:
+    """The running loop's endpoint with these options (those of `Endpoint`), started if need be.
+
+    It ends with the loop. Raises ComponentError where the address can't be had.
+    """
+    key = (id(texts.tokenizer), texts.parse, *sorted(options.items()))
+    endpoints = _listening.setdefault(asyncio.get_running_loop(), {})
+    if key not in endpoints:
+        endpoint = Endpoint(texts, **options)
+        endpoint.start()
+        endpoints[key] = endpoint
+    return endpoints[key]
 
 
 def _allow_connections() -> None:
