@@ -67,6 +67,9 @@ class Tags:
     """Every task must have a label (rewards)."""
     aggregation: str | None = None
     """Reduction over tokens that the component was published with; None: no preference."""
+    loads: tuple[str, ...] = ()
+    """Parameters that name models, each a folder or a hub name or a list of them, which the
+    component loads where it runs: they are looked for before anything starts, and planned for."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Tags that the core gives no meaning to."""
 
@@ -102,6 +105,7 @@ def component(
     scope: Scope = ...,
     needs_label: bool = ...,
     aggregation: str | None = ...,
+    loads: Collection[str] = ...,
     **tags: Any,
 ) -> Callable[[T], T]: ...
 def component(
@@ -112,6 +116,7 @@ def component(
     scope: Scope = "rollout",
     needs_label: bool = False,
     aggregation: str | None = None,
+    loads: Collection[str] = (),
     **tags: Any,
 ) -> Any:
     """Tag a function or class with what it needs; further keywords are kept in `Tags.extra`.
@@ -138,6 +143,7 @@ def component(
         scope=scope,
         needs_label=needs_label,
         aggregation=aggregation,
+        loads=(loads,) if isinstance(loads, str) else tuple(loads),
         extra=tags,
     )
 

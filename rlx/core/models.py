@@ -106,6 +106,17 @@ def model_info(name: str, *, where: str = "model") -> ModelInfo:
     return _info(resolved, config_path.parent, config)
 
 
+def stored_weights(name: str, *, where: str) -> tuple[int | None, str | None]:
+    """Parameters and dtype of any Hugging Face model; None where its files are not here.
+
+    Raises UsageError when there is no such model.
+    """
+    resolved = resolve_model(name, where=where)
+    if Path(resolved).is_dir():
+        return _stored(Path(resolved))
+    return _stored(_hub_config(resolved, where).parent)
+
+
 def _check_folder(path: Path, where: str) -> None:
     if not (path / "config.json").is_file():
         nested = next(iter(sorted(path.glob("*/config.json"))), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rlx.core import sizes
 from rlx.core.config import RunConfig
 from rlx.core.machine import Machine
-from rlx.core.models import ModelInfo
+from rlx.core.models import ModelInfo, stored_weights
 from rlx.core.selection import Selection
 
 _MIB = 2**20
@@ -47,19 +47,30 @@ def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Mac
         _engine(config, info, machine),
         *_reference(config, selection, info, machine),
         *_critic(config, selection, info, machine),
-        *(
-            Role(
-                name=f"rewards-{number}",
-                what=", ".join(ref.name for ref, _ in selection.rewards) or "no reward",
-                cpus=(config.runtime.cpus or machine.cpus)
-                if "reward_model" in selection.requires
-                else 1,
-                memory=_PROCESS["rewards"] * _MIB,
-                detail="without what a reward itself loads",
-            )
-            for number in range(config.reward.workers)
-        ),
+        *_rewards(config, selection, machine),
     ]
+
+
+def _rewards(config: RunConfig, selection: Selection, machine: Machine) -> Iterator[Role]:
+    memory: int | None = _PROCESS["rewards"] * _MIB
+    detail = "without what a reward itself loads"
+    if selection.loads:
+        found = [stored_weights(model, where=key) for key, model in selection.loads]
+        sizes_of = [sizes.weight_bytes(n, dtype or "float32") for n, dtype in found if n]
+        memory = _PROCESS["learner"] * _MIB + sum(sizes_of)
+        detail = f"reward model {sizes.gib(sum(sizes_of))}"
+        if len(sizes_of) < len(found):
+            memory, detail = None, "a reward model whose size is not known"
+    for number in range(config.reward.workers):
+        yield Role(
+            name=f"rewards-{number}",
+            what=", ".join(ref.name for ref, _ in selection.rewards) or "no reward",
+            cpus=(config.runtime.cpus or machine.cpus)
+            if "reward_model" in selection.requires
+            else 1,
+            memory=memory,
+            detail=detail,
+        )
 
 
 def _learners(

@@ -13,7 +13,7 @@ from rlx.core import sizes
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.machine import find_gpus
-from rlx.core.models import ModelInfo, model_info
+from rlx.core.models import ModelInfo, model_info, stored_weights
 from rlx.core.preflight_algorithm import check_old_logprobs
 from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
@@ -65,7 +65,8 @@ def raise_errors(findings: list[Finding], origins: Mapping[str, str]) -> list[Fi
 def _usage_error(errors: list[Finding], origins: Mapping[str, str]) -> UsageError:
     def where(item: Finding) -> str:
         origin = nearest_origin(origins, item.key)
-        return item.key if not origins else f"{item.key} ({origin})"
+        key = item.key.replace(".params.", ".")  # as settings are written
+        return key if not origins else f"{key} ({origin})"
 
     if len(errors) == 1:
         return UsageError(errors[0].what, where=where(errors[0]), fix=errors[0].fix)
@@ -87,6 +88,15 @@ def check_modules(case: Case) -> Iterator[Finding]:
     for module, key in wanted.items():
         if importlib.util.find_spec(module) is None:
             yield error(f"{module} is not installed", key, _INSTALL[module])
+
+
+def check_loaded(case: Case) -> Iterator[Finding]:
+    """The models that rewards load are there."""
+    for key, model in case.selection.loads:
+        try:
+            stored_weights(model, where=key)
+        except UsageError as problem:
+            yield error(problem.what, key, problem.fix or "another model")
 
 
 def check_requirements(case: Case) -> Iterator[Finding]:
@@ -373,6 +383,7 @@ RULES: tuple[Rule, ...] = (
     check_critic,
     check_kl,
     check_rewards,
+    check_loaded,
     check_evaluation,
     check_replay,
     check_output,
@@ -381,6 +392,7 @@ EVAL_RULES: tuple[Rule, ...] = (
     check_modules,
     check_engine,
     check_rewards,
+    check_loaded,
     check_evaluation,
 )
 """Of `rlx eval`, which trains nothing."""
@@ -388,6 +400,7 @@ GENERATE_RULES: tuple[Rule, ...] = (
     check_modules,
     check_length,
     check_engine,
+    check_loaded,
     check_generation,
 )
 """Of `rlx generate`, which trains nothing either."""

@@ -41,6 +41,8 @@ class Selection:
     """The configured reduction, else the loss's, else the estimator's, else `token-mean`."""
     needs_label: str | None
     """Name of the first reward that can't work without labels."""
+    loads: tuple[tuple[str, str], ...] = ()
+    """Models that rewards load: the setting that names one, and its folder or hub name."""
 
     @property
     def components(self) -> tuple[ComponentRef, ...]:
@@ -116,7 +118,17 @@ def select(
         required_by={key: tuple(names) for key, names in required_by.items()},
         aggregation=configured if configured != "auto" else named or DEFAULT_AGGREGATION,
         needs_label=next((ref.name for (ref, tags), _ in rewards if tags.needs_label), None),
+        loads=tuple(
+            (f"rewards.{index}.params.{name}", model)
+            for index, ((ref, tags), _) in enumerate(rewards)
+            for name in tags.loads
+            for model in _models(ref.params.get(name))
+        ),
     )
+
+
+def _models(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def located(error: UsageError, key: str, origins: Mapping[str, str]) -> UsageError:

@@ -58,6 +58,7 @@ def selection(correction: str = "none", **required_by: tuple[str, ...]) -> Selec
             requires=frozenset(required_by),
             required_by=required_by,
             rewards=((reward, 1.0),),
+            loads=(),
             correction=ComponentRef(kind="corrections", name=correction, target=target, params={}),
         ),
     )

@@ -23,7 +23,7 @@ from rlx.plugins.rewards._scorer import Dtype, ScoringModel, cpu_threads
 _COMBINE: dict[str, Callable[[list[float]], float]] = {"mean": statistics.fmean, "min": min}
 
 
-@component(requires={"reward_model"}, scope="group")
+@component(requires={"reward_model"}, scope="group", loads="model")
 class Model:
     """The score of a sequence classifier with one label, on the whole conversation.
 
@@ -60,7 +60,7 @@ class Model:
         chat_template: bool | Literal["auto"] = "auto",
         scope: Literal["group", "batch"] = "group",
     ) -> None:
-        component(requires={"reward_model"}, scope=scope)(self)  # the instance's own tags
+        component(requires={"reward_model"}, scope=scope, loads="model")(self)  # its own tags
         self._combine = _COMBINE[combine]
         self._normalize = normalize
         self._threads = cpu_threads()
