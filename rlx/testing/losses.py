@@ -143,12 +143,13 @@ def loss_batch(
     }
     everything = len(rollouts) == len(batch.group)
     step_order = rollouts if everything else range(len(batch.group))
+    if "old_logprobs" in bound.requires:
+        chosen["step_old_logprobs"] = batch.permute_tokens(whole["old_logprobs"], step_order)
     return loss_inputs(
         logprobs=batch.permute_tokens(logprobs, rollouts).requires_grad_(),
         lengths=[batch.lengths[index] for index in rollouts],
         group=[batch.group[index] for index in rollouts],
         turn=batch.permute_tokens(batch.turns(), rollouts),
-        step_old_logprobs=batch.permute_tokens(whole["old_logprobs"], step_order),
         step_advantages=batch.permute_tokens(whole["advantages"], step_order),
         metadata={"step": step},
         **chosen,

@@ -238,6 +238,22 @@ def test_wrong_loss_is_caught_by_its_rule_alone(rule: str) -> None:
     assert broken_rules(check_loss, LOSSES[rule]) == [rule]
 
 
+def looks_at_old_logprobs_of_the_step(x):
+    known = x.step_old_logprobs.nan_to_num(posinf=0.0, neginf=0.0)
+    return good_loss(x).per_token * (2 + known.mean().tanh())
+
+
+@rlx.component(requires={"old_logprobs"})
+def requires_old_logprobs(x):
+    return looks_at_old_logprobs_of_the_step(x)
+
+
+def test_loss_gets_old_logprobs_of_the_step_only_where_it_requires_them() -> None:
+    with pytest.raises(ConformanceError, match=r'requires=\{"old_logprobs"\}'):
+        check_loss(looks_at_old_logprobs_of_the_step, examples=EXAMPLES)
+    check_loss(requires_old_logprobs, examples=EXAMPLES)
+
+
 def good_correction(x, *, high: float = 2.0):
     return x.ratio.clamp(max=high)
 
