@@ -58,16 +58,26 @@ class AgentExecutor(MultiTurnAgentExecutor):
 """
 
 
-@pytest.mark.slow
-def test_an_agent_with_the_openai_package_trains_through_the_real_engine(workspace: Path) -> None:
-    """vLLM under Ray, a model with a chat template, threads of programs; about 40 s."""
+@pytest.mark.parametrize(
+    ("runtime", "engine"),
+    [
+        pytest.param("inline", "transformers"),
+        pytest.param("ray", "vllm", marks=pytest.mark.slow),
+    ],
+)
+def test_an_agent_with_the_openai_package_trains(
+    workspace: Path, runtime: str, engine: str
+) -> None:
+    """A model with a chat template, threads of programs, an evaluation; 10 and 40 s."""
     write_model(workspace / "chat", tiny_tokenizer(CHATML))
     (workspace / "my_agent.py").write_text(PROGRAM)
-    words = arguments("out", steps=3, runtime="ray", engine="vllm")
+    words = arguments("out", steps=3, runtime=runtime, engine=engine)
     words += ["--model", "chat", "--agent", "openai", "--set", "agent.program=my_agent.py:solve"]
+    words += ["--eval-data", "data.jsonl", "--set", "eval.max_tasks=4"]
     run(workspace, [*words, "--set", "rewards=[]"])
     records = metrics(workspace / "out")
     assert len(records) == 3
+    assert records[-1]["eval/data/mean"] >= 0
     for record in records:
         assert record["mismatch/logprob_abs_max"] < 1e-4
         assert record["rollout/turns_mean"] == 3
