@@ -104,20 +104,19 @@ def score(sample):
 
 
 def damage(site: Path) -> None:
-    """Leave behind what interrupted installations leave, which pip itself would not install."""
+    """Leave behind what pip itself would not install."""
     for name, points, metadata in (
-        ("damaged", b"[rlx.losses]\nx = a\xff:b\nno target\n", b"Name: rlx-damaged\nVersion: 1\n"),
-        ("nameless", b"[rlx.losses]\nx = a:b\n", b""),
         (
-            "unreadable",
-            b"[rlx.losses]\nunreadable = a:b\n",
-            b"Name: rlx-unreadable\nVersion: \xff\n",
+            "damaged",
+            "[rlx.losses]\nx = 1 + 1\n[rlx.loss]\ny = a:b\n",
+            "Name: rlx-damaged\nVersion: 1\n",
         ),
+        ("nameless", "[rlx.losses]\nx = a:b\n", ""),
     ):
         info = site / f"rlx_{name}-1.dist-info"
         info.mkdir()
-        (info / "entry_points.txt").write_bytes(points)
-        (info / "METADATA").write_bytes(metadata)
+        (info / "entry_points.txt").write_text(points)
+        (info / "METADATA").write_text(metadata)
 
 
 def wheels(folder: Path) -> list[Path]:
