@@ -10,7 +10,7 @@ from rlx.core.data import ArrowRows, Rows
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.prompts import as_messages
 
-_PIECE = 1 << 16
+_PIECE = 1 << 13
 """Rows that are looked at together."""
 
 
