@@ -200,7 +200,7 @@ def lower_is_better(metric: str) -> bool:
     >>> lower_is_better("eval/gsm8k/length_mean"), lower_is_better("eval/gsm8k/pass@4")
     (True, False)
     """
-    return metric.rpartition("/")[2] in _LOWER
+    return metric.rpartition("/")[2] in (*_LOWER, "loss", "nll")
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.evaluation import lower_is_better
 
 
 class Best:
-    """Keeps the step with the highest value of a metric; of one that ends with `loss`, the lowest.
+    """Keeps the step with the highest value of a metric; of a loss, with the lowest.
 
     Args:
         metric: its name; None: no step is best.
@@ -17,7 +18,7 @@ class Best:
 
     def __init__(self, metric: str | None) -> None:
         self._metric = metric
-        self._sign = -1.0 if metric is not None and metric.endswith("loss") else 1.0
+        self._sign = -1.0 if metric is not None and lower_is_better(metric) else 1.0
         self._value = float("-inf")
         self.step: int | None = None
         """The first of equals."""
