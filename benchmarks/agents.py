@@ -2,8 +2,8 @@
 
     python -m benchmarks.agents [--steps 40] [--only NAME …] [--keep FILE]
 
-`reasoning-gym` and `verifiers` need their packages (`examples/`, requirements/environments.lock) and
-are left out where those are not installed. Prints a Markdown table and draws the curves into
+`reasoning-gym` and `verifiers` need their packages (`examples/`, `requirements/environments.lock`)
+and are left out where those are not installed. Prints a Markdown table and draws the curves into
 docs/agents.png. With `--keep` the runs are kept in a file, and only those that it lacks are made.
 """
 
