@@ -14,7 +14,7 @@ from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.machine import find_gpus
 from rlx.core.models import ModelInfo, model_info, stored_weights
-from rlx.core.preflight_algorithm import check_old_logprobs
+from rlx.core.preflight_algorithm import check_kl_gradient, check_old_logprobs
 from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
@@ -382,6 +382,7 @@ RULES: tuple[Rule, ...] = (
     check_old_logprobs,
     check_critic,
     check_kl,
+    check_kl_gradient,
     check_rewards,
     check_loaded,
     check_evaluation,

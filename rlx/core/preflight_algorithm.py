@@ -20,3 +20,14 @@ def check_old_logprobs(case: Case) -> Iterator[Finding]:
             "algorithm.old_logprobs",
             "`auto` or `recompute`, or leave out the correction",
         )
+
+
+def check_kl_gradient(case: Case) -> Iterator[Finding]:
+    """As a term of the loss, k1 has a gradient of expectation 0 (see `kl_penalty`)."""
+    kl = case.config.kl
+    if kl.coef > 0 and kl.placement == "loss" and kl.estimator == "k1":
+        yield warning(
+            "k1 in the loss holds nothing back: its gradient is 0 on average",
+            "kl.estimator",
+            "`--set kl.estimator=k2` (the reverse KL) or k3, or `--set kl.placement=reward`",
+        )

@@ -189,6 +189,14 @@ def test_a_correction_of_log_probs_that_are_the_engines_is_told(folder: Path) ->
     assert run(folder, {"algorithm": {"old_logprobs": "rollout"}}) == []
 
 
+def test_k1_in_the_loss_is_told(folder: Path) -> None:
+    chosen = selection(ref_logprobs=("kl.coef",))
+    (finding,) = run(folder, {"kl": {"coef": 0.1, "estimator": "k1"}}, chosen=chosen)
+    assert (finding.level, finding.key) == ("warning", "kl.estimator")
+    in_reward = {"coef": 0.1, "estimator": "k1", "placement": "reward"}
+    assert run(folder, {"kl": in_reward}, chosen=chosen) == []
+
+
 def test_an_adaptive_horizon_shorter_than_a_step_is_told(folder: Path) -> None:
     kl = {"coef": 0.1, "controller": "adaptive", "horizon": 128}
     assert run(folder, {"kl": kl}, chosen=selection(ref_logprobs=("kl.coef",))) == []
@@ -216,7 +224,7 @@ def test_a_warm_up_longer_than_the_run_is_told(folder: Path) -> None:
     assert run(folder, {"steps": 5, "learner": {"warmup_steps": 4}}) == []
 
 
-@pytest.mark.parametrize("kl", [{"placement": "reward"}, {"estimator": "k1"}, {"reference": "x"}])
+@pytest.mark.parametrize("kl", [{"placement": "reward"}, {"estimator": "k2"}, {"reference": "x"}])
 def test_kl_settings_without_kl_are_told(folder: Path, kl: dict[str, str]) -> None:
     (finding,) = run(folder, {"kl": kl})
     assert "has no effect" in finding.what
