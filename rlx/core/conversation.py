@@ -9,6 +9,7 @@ leaves alone what it wrote before; where it does not (templates that drop earlie
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -144,7 +145,7 @@ class Conversation:
                     self._note_plain(item)
                 continue
             after, rewritten = self._render(item)
-            if rewritten is not None and self._history == "split":
+            if rewritten is not None:
                 taken, fresh = self._encode(rewritten), True
             else:
                 last = taken[-1] if taken else tokens[-1]
@@ -172,9 +173,16 @@ class Conversation:
         whole conversation as it writes it, where that does not go on from what it wrote before."""
         *before, answer = self._rendered
         marked = self._template([*before, {**answer, "content": _MARKER}, *messages])
+        times, after = marked.count(_MARKER), marked.partition(_MARKER)[2]
+        if self._history == "append":
+            if times == 1:
+                return after, None
+            raise ComponentError(
+                f"the chat template shows the model's last answer {times} times once an "
+                "observation follows, so the observation can't be appended: observe plain text, "
+                "or set episode.history=split"
+            )
         whole = self._template([*before, answer, *messages])
-        head, _, after = marked.partition(_MARKER)
-        times = marked.count(_MARKER)
         if self._written is None:
             self._written = self._template(before)
         goes_on = f"{self._written}{answer['content']}{after}"
@@ -183,13 +191,7 @@ class Conversation:
             return after, None
         if self._history == "error":
             raise ComponentError(_explanation(goes_on, whole))
-        if self._history == "append" and times != 1:
-            raise ComponentError(
-                f"the chat template shows the model's last answer {times} times once an "
-                "observation follows, so the observation can't be appended: observe plain text, "
-                "or set episode.history=split"
-            )
-        self._written = whole if self._history == "split" else head + answer["content"] + after
+        self._written = whole
         return after, whole
 
     def _template(self, messages: Sequence[Message]) -> str:
@@ -209,10 +211,11 @@ class Conversation:
     def _without_end(self, after: str, last_token: int) -> str:
         """The answer's own end-of-turn token was sampled: not once more."""
         ended = str(self._tokenizer.decode([last_token], skip_special_tokens=False))
-        if last_token in self._special_ids() and after.startswith(ended):
+        if after.startswith(ended) and last_token in self._special_ids:
             return after[len(ended) :]
         return after
 
+    @functools.cached_property
     def _special_ids(self) -> set[int]:
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         return {*self._tokenizer.all_special_ids, *added}
