@@ -28,7 +28,7 @@ TAIL = 5
 COMMON = (
     "--runtime inline --groups 32 --group-size 8 --max-new-tokens 10 --lr 2e-4 "
     "--set learner.token_budget=8192 --set learner.row_tokens=256 --set eval.sources=[] "
-    "--set checkpoint.export=false"
+    "--set eval.every=0 --set checkpoint.export=false"
 ).split()
 SPOKEN = '''
 from rlx import Episode
