@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from typing import Any
@@ -11,16 +12,19 @@ import pytest
 import torch
 
 from rlx.core.advantages import estimate
+from rlx.core.config import LearnerConfig
 from rlx.core.engine.advantages import estimator_inputs
 from rlx.core.engine.batches import make_batch, take
+from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner.gradients import micro_fields
 from rlx.core.engine.learner.packing import make_micro_batches
+from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.metrics import advantage_metrics, rollout_metrics
 from rlx.core.engine.records import groups_of, rollout_records
 from rlx.core.engine.reward_norm import RunningNorm
 from rlx.core.inputs import LossInputs
 from rlx.core.objective import AGGREGATIONS, Denominators, ObjectiveSettings, aggregate
-from rlx.core.rollouts import Group, Rollout, Span, Task
+from rlx.core.rollouts import Group, Rollout, Span, Task, TrainBatch
 from rlx.plugins.estimators.gae import gae
 from rlx.plugins.estimators.group_norm import group_norm
 
@@ -185,3 +189,40 @@ def test_a_recorded_rollout_comes_back_with_its_segments() -> None:
     assert list(again.segments) == [0, 4, 9]
     assert again.tokens.tolist() == one.tokens.tolist()
     assert make_batch([Group(id=3, task=TASK, rollouts=[again])]).lengths.tolist() == [4, 5, 6]
+
+
+class Rank:
+    """A rank that answers with what it was given, so that the join can be compared."""
+
+    def __init__(self) -> None:
+        self.taken: list[TrainBatch] = []
+
+    async def call(self, method: str, given: Any, **_: Any) -> Any:
+        if method == "score":
+            self.taken.append(given)
+            return given.rollout_logprobs
+        self.taken += given
+        logprobs = np.concatenate([part.rollout_logprobs for part in given])
+        return UpdateResult(metrics={}, logprobs=logprobs)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("minibatch", [None, 2])
+def test_ranks_are_given_whole_rollouts_and_their_answers_go_back(
+    ranks: int, minibatch: int | None
+) -> None:
+    batch = make_batch(groups(split=True))
+    distinct = np.arange(batch.action_count, dtype=np.float32)
+    batch = dataclasses.replace(batch, rollout_logprobs=distinct)
+    workers = [Rank() for _ in range(ranks)]
+    learner = LearnerGroup(workers, LearnerConfig(minibatch_size=minibatch), seed=0)  # type: ignore[arg-type]
+    assert asyncio.run(learner.score(batch)).tolist() == distinct.tolist()
+    for worker in workers:
+        worker.taken.clear()
+    update = asyncio.run(learner.update(batch, step=0))
+    assert update is not None
+    assert update.logprobs is not None
+    assert update.logprobs.tolist() == distinct.tolist()
+    taken = [part for worker in workers for part in worker.taken]
+    assert sum(part.rollout_count for part in taken) == 5
+    assert all(set(part.rollout_action_lengths) <= {6} for part in taken)
