@@ -11,19 +11,29 @@ from environment import Environment, train_arguments, write_wheel
 from whole_runs import metrics, weights
 
 import rlx
+from rlx.core.component import Bound
+from rlx.core.offline.needs import needs_of
 from rlx.core.plugins import PluginSystem
 from rlx.testing.cases import Batch
 from rlx.testing.corrections import weights as correction_weights
 from rlx.testing.estimators import compute
 from rlx.testing.losses import value_and_gradient
+from rlx.testing.objective_cases import Case
+from rlx.testing.objectives import value_and_gradient as value_and_gradient_of_rows
 
 BUILTIN = Path(rlx.__file__).parent / "plugins"
 COMPUTE = {
     "estimators": compute,
     "losses": value_and_gradient,
     "corrections": lambda bound, batch: [correction_weights(bound, batch)],
+    "objectives": lambda bound, batch: value_and_gradient_of_rows(bound, rows_of(bound)),
 }
 BATCH = Batch(group=(0, 0, 1, 1, 1), rewards=(0.0, 1.0, 2.0, 0.5, 0.5), lengths=(2, 1, 3, 1, 4))
+
+
+def rows_of(bound: Bound) -> Case:
+    needs = needs_of(bound)
+    return Case(needs=needs, lengths=(1, 1, 1, 1) if needs.head == "score" else (2, 1, 3, 1))
 
 
 def builtins() -> list[tuple[str, str]]:
