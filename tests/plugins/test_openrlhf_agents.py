@@ -53,7 +53,9 @@ def raw(tokens: Any) -> str:
     return str(PLAIN.decode(tokens, skip_special_tokens=False))
 
 
-@pytest.mark.parametrize("executor", ["", ":AgentExecutor", ":OlderExecutor", ":AgentInstance"])
+@pytest.mark.parametrize(
+    "executor", ["", ":AgentExecutor", ":OlderExecutor", ":OldExecutor", ":AgentInstance"]
+)
 def test_an_environment_is_played_with_its_rewards_on_their_turns(executor: str) -> None:
     rollout = play(f"counting.py{executor}", ["3", "2"])
     assert raw(rollout.tokens) == "1+1=3<|im_end|>\nAgain:2<|im_end|>"
@@ -93,6 +95,11 @@ def test_an_environment_may_begin_with_a_prompt_of_its_own() -> None:
 def test_limits_end_the_episode_with_what_there_is() -> None:
     rollout = play("counting.py", ["3", "2"], max_turns=1)
     assert (rollout.finish_reason, len(rollout.spans)) == ("max_turns", 1)
+
+
+def test_images_are_refused() -> None:
+    with pytest.raises(ComponentError, match="images"):
+        play("counting.py:WithImages", ["2"])
 
 
 def test_another_temperature_than_the_runs_is_refused() -> None:

@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from rlx.core.errors import ComponentError
+
 
 class AgentInstanceBase:
     """An environment: `reset(states)`, then `step(states)` after each action."""
@@ -30,17 +32,29 @@ class AgentExecutorBase:
 
     def __init__(self, agent_instance_cls: Any = None, *args: Any, **kwargs: Any) -> None:
         self.agent_instance_cls = agent_instance_cls
+        self.max_length: int | None = None
+        self.hf_tokenizer: Any = None
+        self.llm_engine: Any = None
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any) -> Any:
+        """The engine's, for older files."""
+        return await self.llm_engine.generate(prompt_token_ids, sampling_params)
 
     async def execute(
         self,
         prompt: str,
         label: Any,
         sampling_params: Any,
-        max_length: int,
-        hf_tokenizer: Any,
-        llm_engine: Any,
+        max_length: int | None = None,
+        hf_tokenizer: Any = None,
+        llm_engine: Any = None,
     ) -> dict[str, Any]:
-        """One call of the engine, or as many as the environment takes."""
+        """One call of the engine, or as many as the environment takes.
+
+        Older files leave out the last three, which are then attributes.
+        """
+        hf_tokenizer = hf_tokenizer or self.hf_tokenizer
+        llm_engine = llm_engine or self.llm_engine
         if self.agent_instance_cls is not None:
             return await play(
                 self.agent_instance_cls, prompt, label, sampling_params, hf_tokenizer, llm_engine
@@ -98,6 +112,8 @@ async def play(
             "sampling_params": sampling_params,
         }
         result = await _awaited(instance.step(states))
+        if result.get("environment_images"):
+            raise ComponentError("its environment answers with images, and the model reads text")
         total += (reward := float(result["rewards"]))
         llm_engine.reward(reward)
         scores = result.get("scores", total)

@@ -148,7 +148,7 @@ async def _run(found: type, episode: Episode) -> None:
 def _executor(found: type, given: Mapping[str, Any]) -> Any:
     """An executor of the episode's own. Older files' take the engine here, not in `execute`."""
     if not hasattr(found, "execute"):
-        return AgentExecutorBase(found)
+        return _with_engine(AgentExecutorBase(found), given)
     wanted = inspect.signature(found.__init__).parameters  # type: ignore[misc]
     known = {**given, "max_steps": None, "result_queue": None}
     executor = found(**{
@@ -158,8 +158,12 @@ def _executor(found: type, given: Mapping[str, Any]) -> Any:
         and parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     })  # fmt: skip
+    return _with_engine(executor, given)
+
+
+def _with_engine(executor: Any, given: Mapping[str, Any]) -> Any:
     for name in ("max_length", "hf_tokenizer", "llm_engine"):
-        if not hasattr(executor, name):
+        if getattr(executor, name, None) is None:
             setattr(executor, name, given[name])
     return executor
 

@@ -38,6 +38,23 @@ class OlderExecutor(MultiTurnAgentExecutor):
         super().__init__(AgentInstance, max_steps, max_length, llm_engine, result_queue)
 
 
+class OldExecutor(MultiTurnAgentExecutor):
+    """As files were written in between."""
+
+    def __init__(self, max_steps, max_length, llm_engine, hf_tokenizer, result_queue):
+        super().__init__(
+            AgentInstance, max_steps, max_length, llm_engine, hf_tokenizer, result_queue
+        )
+
+    async def execute(self, prompt, label, sampling_params):
+        return await super().execute(prompt, label, sampling_params)
+
+
+class WithImages(AgentInstance):
+    async def step(self, states: dict, **kwargs):
+        return {**await super().step(states), "environment_images": ["a picture"]}
+
+
 class Doubling(MultiTurnAgentExecutor):
     """Changes the reward afterwards."""
 
