@@ -72,6 +72,16 @@ def test_rows_of_their_own_make_the_step_of_packed_ones(
     same_metrics(metrics, whole[name][1])
 
 
+@pytest.mark.parametrize("name", ["sft", "rm", "prm"])
+def test_recomputed_activations_make_the_same_step(
+    model: str, whole: dict[str, Any], name: str
+) -> None:
+    learner = started_objective(model, name, gradient_checkpointing=True, logprob_chunk=16)
+    gradient, metrics = gradient_of(learner, rows_for(name), None)
+    assert relative_difference(gradient, whole[name][0]) < TOLERANCE
+    same_metrics(metrics, whole[name][1])
+
+
 def same_metrics(ours: dict[str, float], theirs: dict[str, float]) -> None:
     names = {name for name in theirs if name.startswith("train/")}
     assert "train/loss" in names
