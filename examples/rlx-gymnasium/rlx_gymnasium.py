@@ -64,7 +64,16 @@ def load(
         game.close()
 
 
-@component(form="free")
+_EXAMPLE = {
+    "prompt": "Answer with one of: left, down, right, up.\n",
+    "env": "FrozenLake-v1",
+    "options": "{}",
+    "actions": '["left", "down", "right", "up"]',
+    "game_seed": 0,
+}
+
+
+@component(form="free", example_columns=_EXAMPLE)
 async def play(
     episode: Episode,
     *,

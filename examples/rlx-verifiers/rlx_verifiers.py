@@ -52,7 +52,17 @@ def load(
     return rows
 
 
-@component(form="free")
+_PROMPT = [{"role": "user", "content": "reverse ab="}]
+_EXAMPLE = {
+    "prompt": _PROMPT,
+    "label": "ba",
+    "verifiers_env": "rlx-verifiers-demo",
+    "verifiers_args": "{}",
+    "verifiers_row": json.dumps({"prompt": _PROMPT, "answer": "ba", "example_id": 0}),
+}
+
+
+@component(form="free", example_columns=_EXAMPLE)
 class Verifiers:
     """Let the task's environment talk to the policy, and reward as its rubric does.
 

@@ -18,6 +18,8 @@ from rlx.core.engine.interfaces import Sampling
 from rlx.core.rollouts import Rollout, Task
 from rlx.testing.cases import require
 from rlx.testing.components import bind, check_parameters, check_travel
+from rlx.testing.episodes import agent_task
+from rlx.testing.rewards import COLUMNS_TAG
 from rlx.testing.scripted import CharTokenizer, ScriptedEngine, task
 from rlx.testing.violations import EXAMPLES, Broken, Checker, label_of
 
@@ -53,12 +55,15 @@ def check_agent(
 
     Args:
         target: a reference (`name`, `pkg.mod:attr`, …), a function or a class.
-        tasks: tasks to play, where the agent needs columns or labels of a certain form; their
-            tokens must be those of `rlx.testing.scripted.CharTokenizer`.
+        tasks: tasks to play, where the agent needs columns or labels of a certain form, made with
+            `agent_task`; unset: a sum, or a row with the columns of the component's tag
+            `example_columns`.
         examples: generated episodes per rule.
         params: parameters of the component.
     """
     bound = bind("agents", target, params)
+    if tasks is None and COLUMNS_TAG in bound.tags.extra:
+        tasks = [agent_task(**bound.tags.extra[COLUMNS_TAG])]
     checker = Checker(f"agent {label_of(target)}", examples=examples)
     # a copy for each episode: one that an agent changed must not reach the next
     given = st.sampled_from(list(tasks or (task(),))).map(copy.deepcopy)
@@ -156,8 +161,11 @@ def _plays(bound: Bound, game: Play) -> None:
 def _tokens(bound: Bound, game: Play) -> None:
     rollout, engine = play(bound, game)
     actions = [rollout.tokens[span.start : span.stop].tolist() for span in rollout.spans]
+    sampled = [tokens for tokens in engine.sampled if tokens]
+    # a call with stop texts keeps what was sampled up to the first of them
     require(
-        actions == [tokens for tokens in engine.sampled if tokens],
+        len(actions) == len(sampled)
+        and all(one == whole[: len(one)] for one, whole in zip(actions, sampled, strict=True)),
         f"the rollout has the action tokens {actions}, the engine sampled {engine.sampled}",
     )
 
