@@ -176,6 +176,11 @@ async def swallows_the_limit(episode):
                 raise RuntimeError("lost patience") from None
 
 
+async def rewrites_what_was_sampled(episode):
+    await episode.generate()
+    episode._segment.tokens[-1] = ord("4")
+
+
 async def chats_only_in_text(turn):
     if turn.chat:
         raise TypeError("no chats here")
@@ -223,6 +228,7 @@ async def unplain_agent(turn, *, tool: object = object()):
 
 AGENTS = {
     "plays an episode to its end": never_generates,
+    "trains on exactly the tokens that the engine sampled": rewrites_what_was_sampled,
     "copes with a reply that is cut off": trusts_every_reply,
     "ends when the limit on turns is reached": swallows_the_limit,
     "copes with a chat prompt": chats_only_in_text,
@@ -234,7 +240,14 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("component", [good_agent, good_free_agent])
+async def good_agent_that_stops_early(episode):
+    reply = await episode.generate(stop=["4", "?"])
+    if reply.stop is None:
+        episode.observe("Go on.")
+        await episode.generate()
+
+
+@pytest.mark.parametrize("component", [good_agent, good_free_agent, good_agent_that_stops_early])
 def test_right_agent_passes(component) -> None:
     check_agent(component, examples=EXAMPLES)
 

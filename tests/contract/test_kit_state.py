@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import threading
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 import rlx
+from rlx import testing
 from rlx.testing import (
     ConformanceError,
     check_correction,
@@ -237,3 +241,38 @@ def test_a_components_state_does_not_leak_from_one_check_into_the_next() -> None
     bound = rlx.resolve("estimators", RunningBaseline)
     bound(rlx.testing.estimator_inputs(rewards=torch.ones(2)))
     check_estimator(bound, examples=EXAMPLES)
+
+
+def rules_of(path: Path) -> set[str]:
+    """The rules that a module of the kit checks, as they stand in its calls and tables."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [
+        node.args[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"holds", "once"}
+        and node.args
+    ]
+    tables = [loop.iter for loop in ast.walk(tree) if isinstance(loop, ast.For)]
+    found += [
+        row.elts[0]
+        for table in tables
+        if isinstance(table, ast.Tuple)
+        for row in table.elts
+        if isinstance(row, ast.Tuple)
+    ]
+    return {str(one.value) for one in found if isinstance(one, ast.Constant) and " " in one.value}
+
+
+def test_every_rule_of_the_kit_has_a_component_that_breaks_it() -> None:
+    kit = Path(testing.__file__).parent
+    told = "\n".join(
+        path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_kit_*.py")
+    )
+    checked = {path.name: rules_of(path) for path in kit.glob("*.py")}
+    kinds = {"estimators", "losses", "corrections", "rewards", "agents", "samplers", "trackers"}
+    assert all(len(checked[f"{kind}.py"]) >= 3 for kind in kinds)
+    every = Counter(rule for rules in checked.values() for rule in rules)
+    missing = {rule for rule, kinds in every.items() if told.count(f'"{rule}"') < kinds}
+    assert not missing
