@@ -42,6 +42,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the pages' commands name."""
     import datasets
 
+    from rlx.embedded import MODEL_FOLDER
+
     folder = tmp_path_factory.mktemp("docs")
     for name, text in re.findall(
         r"```python\n# (\w+\.py)\n(.*?)```", PAGES["rewards.md"], re.DOTALL
@@ -50,6 +52,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "reward_func.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     (folder / "mine.py").write_text("def has_answer(completions, answer, **kwargs): ...\n")
     (folder / "score.py").write_text("def compute_score(*args, **kwargs): ...\n")
+    for name in ("rm", "my/reward-model"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(MODEL_FOLDER)
     row = {"prompt": "1+1=", "input": "1+1=", "label": "2", "answer": "2", "test": "assert True"}
     for name in ("sums.jsonl", "programs.jsonl", "train.jsonl"):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
