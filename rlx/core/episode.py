@@ -22,8 +22,9 @@ from rlx.core.generation import Generation, Sampling
 from rlx.core.messages import for_template
 from rlx.core.overrides import with_overrides
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
-from rlx.core.segment import Segment, TurnRecord, lay_out
+from rlx.core.segment import Segment, TurnRecord, extending, going_on_from, lay_out
 from rlx.core.stops import before_stop, cut_at_stop
+from rlx.core.turns import ContextExceeded as ContextExceeded
 from rlx.core.turns import EpisodeEnded as EpisodeEnded
 from rlx.core.turns import Generate as Generate
 from rlx.core.turns import Limits as Limits
@@ -77,6 +78,8 @@ class Episode:
         """Observations that were longer than the limit."""
         self.agent_since: float | None = time.monotonic()
         """When it became the agent's turn; None while the engine works for it."""
+        self.overflowed = False
+        """The latest prompt of the agent's own making did not fit the context."""
         self._generate = generate
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -166,39 +169,42 @@ class Episode:
                 calls taken out; what it sends back later is compared with that.
             overrides: as of `generate`.
 
-        Raises as `generate`; ComponentError for a model without chat template, and for messages
-        that are no text.
+        Raises as `generate`; ContextExceeded for messages that do not fit the context, after which
+        the episode can go on with shorter ones; ComponentError for a model without chat template,
+        and for messages that are no text.
         """
         try:
             messages = [for_template(message) for message in messages]
         except ValueError as error:
             raise ComponentError(str(error)) from error
         self._check_size(sum(len(message["content"]) for message in messages))
-        segment = self._going_on_from(lambda one: one.talk.rest_of(messages, tools))
+        segment = going_on_from(self._segments, lambda one: one.talk.rest_of(messages, tools))
         if segment is None:
             history = self.limits.history
             talk = Conversation([*messages], self._tokenizer, tools=tools, history=history)
             segment = self._begin(talk.prompt_tokens(), talk)
-        return await self._go_on(segment, overrides, show)
+        return await self._go_on(segment, overrides, show, asked=True)
 
     async def complete(self, prompt: str | Sequence[int], **overrides: Any) -> Reply:
         """Let the policy go on from a text, or from token ids, that need not be the task's.
 
         A prompt that begins with an earlier one and its answer extends it; anything else begins a
-        new segment. Raises as `generate`.
+        new segment. Raises as `answer`.
         """
         if isinstance(prompt, str):
             self._check_size(len(prompt))
-            segment = self._going_on_from(self._rest_of_text(prompt))
+            segment = going_on_from(
+                self._segments, lambda one: one.rest_of_text(prompt, self._tokenizer)
+            )
             tokens = self._tokenizer(prompt)["input_ids"] if segment is None else ()
             text = prompt
         else:
-            segment = self._extending([*prompt])
+            segment = extending(self._segments, [*prompt], self._text)
             tokens = prompt
             text = self._text(prompt)
         if segment is None:
             segment = self._begin(tokens, Conversation(text, self._tokenizer))
-        return await self._go_on(segment, overrides)
+        return await self._go_on(segment, overrides, asked=True)
 
     def observe(self, observation: Observation) -> None:
         """Add what the environment says before the next `generate`.
@@ -293,55 +299,38 @@ class Episode:
         return max(0, left)
 
     def _check_size(self, characters: int) -> None:
-        """End the episode where a prompt can't fit the context, before it is tokenised."""
+        """Raise ContextExceeded for a prompt that can't fit, before it is tokenised."""
         if characters > _MOST_CHARACTERS * self.limits.context_length:
+            self._overflow(characters // _MOST_CHARACTERS)
+
+    def _overflow(self, length: int) -> NoReturn:
+        self.overflowed = True
+        raise ContextExceeded(length, self.limits.context_length)
+
+    def _no_room(self, segment: Segment, more: int, *, asked: bool) -> NoReturn:
+        """Where the context is full, a prompt of the agent's own making may be shorter next time;
+        anything else ends the episode."""
+        length = len(segment.tokens) + more
+        if not asked or length < self.limits.context_length:
             self._end("max_tokens")
+        segment.closed = True
+        self._overflow(length)
 
     def _begin(self, prompt: Sequence[int], talk: Conversation) -> Segment:
         segment = Segment(prompt, talk)
         self._segments.append(segment)
         return segment
 
-    def _going_on_from(self, rest_of: Callable[[Segment], Observation | None]) -> Segment | None:
-        """The latest segment that the agent goes on from, with what it adds observed."""
-        for segment in reversed(self._segments):
-            if segment.running or segment.closed:
-                continue
-            rest = rest_of(segment)
-            if rest is None or not (rest or isinstance(rest, str) or not segment.turns):
-                continue
-            if rest:
-                segment.talk.observe(rest)
-            return segment
-        return None
-
-    def _rest_of_text(self, prompt: str) -> Callable[[Segment], str | None]:
-        """What a text adds to a segment; None where the tokens hold more than the text shows, as
-        the end-of-sequence token after a finished answer."""
-
-        def rest(segment: Segment) -> str | None:
-            return None if segment.is_hiding(self._tokenizer) else segment.talk.rest_of_text(prompt)
-
-        return rest
-
-    def _extending(self, prompt: list[int]) -> Segment | None:
-        """The latest segment that token ids extend, with what they add."""
-        for segment in reversed(self._segments):
-            length = len(segment.tokens)
-            if not (segment.running or segment.closed) and prompt[:length] == segment.tokens:
-                if rest := prompt[length:]:
-                    segment.tokens += rest
-                    segment.talk.note(self._text(rest))
-                return segment
-        return None
-
     async def _go_on(
         self,
         segment: Segment,
         overrides: Mapping[str, Any],
         show: Callable[[str], Message] | None = None,
+        *,
+        asked: bool = False,
     ) -> Reply:
-        """One engine call at the end of `segment`, or of the one that takes its place."""
+        """One engine call at the end of `segment`, or of the one that takes its place; `asked` by
+        an agent that makes its prompts itself."""
         if self._ended is not None:
             raise EpisodeEnded(self._ended)
         sampling, stop = with_overrides(self._sampling, overrides, self._tokenizer)
@@ -350,10 +339,11 @@ class Episode:
             and self.turns + self._running >= self.limits.max_turns
         ):
             self._end("max_turns")
-        self._segment = segment = self._with_observations(segment)
+        self._segment = segment = self._with_observations(segment, asked=asked)
         budget = min(sampling.max_new_tokens, self._left(segment))
         if budget < 1:
-            self._end("max_tokens")
+            self._no_room(segment, 0, asked=asked)
+        self.overflowed = False
         prompt_length = len(segment.tokens)
         generation = await self._engine_call(segment, replace(sampling, max_new_tokens=budget))
         if stop:
@@ -364,7 +354,7 @@ class Episode:
         message = {"role": "assistant", "content": shown} if show is None else show(shown)
         segment.talk.act(text, message)
         if generation.finish_reason == "length" and budget < sampling.max_new_tokens:
-            self._ended = "max_tokens"
+            self._cut_off(segment, asked=asked)
         if generation.finish_reason == "abort":
             self._end("abort")
         return Reply(
@@ -377,17 +367,22 @@ class Episode:
             stop=word,
         )
 
-    def _with_observations(self, segment: Segment) -> Segment:
+    def _cut_off(self, segment: Segment, *, asked: bool) -> None:
+        """A limit cut the answer off, and not the call's own: it was the last one, but for an agent
+        that may ask with a shorter prompt."""
+        if asked and len(segment.tokens) >= self.limits.context_length:
+            segment.closed = True
+        else:
+            self._ended = "max_tokens"
+
+    def _with_observations(self, segment: Segment, *, asked: bool) -> Segment:
         """The segment with the waiting observations, or a new one where history was rewritten."""
         more = segment.talk.take_observations(segment.tokens)
         if more.fresh:
             segment.closed = True
-            segment = self._begin(more.tokens, segment.talk)
-            if self._left(segment) < 1:
-                self._end("max_tokens")
-            return segment
+            return self._begin(more.tokens, segment.talk)
         if more.tokens and len(more.tokens) >= self._left(segment):
-            self._end("max_tokens")
+            self._no_room(segment, len(more.tokens), asked=asked)
         segment.tokens += more.tokens
         return segment
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlx.core.conversation import Conversation
+from rlx.core.conversation import Conversation, Observation
 from rlx.core.errors import EngineError
 from rlx.core.generation import Generation
 from rlx.core.rollouts import FinishReason, Span
@@ -92,12 +92,14 @@ class Segment:
         self.turns.append(turn)
         return tokens, turn.text
 
-    def is_hiding(self, tokenizer: Any) -> bool:
-        """Whether the last answer has special tokens, which its text does not show."""
-        if not self.turns:
-            return False
-        tokens = self.tokens[self.turns[-1].start : self.turns[-1].stop]
-        return str(tokenizer.decode(tokens, skip_special_tokens=False)) != self.turns[-1].text
+    def rest_of_text(self, prompt: str, tokenizer: Any) -> str | None:
+        """What a text adds; None where it does not go on from here, or where the tokens hold more
+        than the text shows, as the end-of-sequence token after a finished answer."""
+        if self.turns:
+            tokens = self.tokens[self.turns[-1].start : self.turns[-1].stop]
+            if str(tokenizer.decode(tokens, skip_special_tokens=False)) != self.turns[-1].text:
+                return None
+        return self.talk.rest_of_text(prompt)
 
     def response(self, tokenizer: Any) -> str:
         """What came after the prompt up to the last action, special tokens skipped."""
@@ -109,6 +111,41 @@ class Segment:
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def going_on_from(
+    segments: Sequence[Segment], rest_of: Callable[[Segment], Observation | None]
+) -> Segment | None:
+    """The latest segment that a prompt goes on from, with what it adds observed.
+
+    Args:
+        rest_of: what the prompt adds to a segment; None where it does not go on from it.
+    """
+    for segment in reversed(segments):
+        if segment.running or segment.closed:
+            continue
+        rest = rest_of(segment)
+        # no message more than the answer: nothing to answer to
+        if rest is None or not (rest or isinstance(rest, str) or not segment.turns):
+            continue
+        if rest:
+            segment.talk.observe(rest)
+        return segment
+    return None
+
+
+def extending(
+    segments: Sequence[Segment], prompt: list[int], text_of: Callable[[Sequence[int]], str]
+) -> Segment | None:
+    """The latest segment that token ids extend, with what they add."""
+    for segment in reversed(segments):
+        length = len(segment.tokens)
+        if not (segment.running or segment.closed) and prompt[:length] == segment.tokens:
+            if rest := prompt[length:]:
+                segment.tokens += rest
+                segment.talk.note(text_of(rest))
+            return segment
+    return None
 
 
 def lay_out(segments: Sequence[Segment]) -> tuple[np.ndarray, list[Span], np.ndarray, list[int]]:

@@ -67,3 +67,17 @@ class EpisodeEnded(Exception):  # noqa: N818 - control flow, as StopIteration
     def __init__(self, reason: FinishReason) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ContextExceeded(EpisodeEnded):
+    """The prompt that an agent made does not fit the context. A shorter one may: the episode has
+    not ended yet, if the agent catches this."""
+
+    def __init__(self, length: int, context: int) -> None:
+        super().__init__("max_tokens")
+        self.length = length
+        """Tokens, or a lower bound of them."""
+        self.context = context
+
+    def __str__(self) -> str:
+        return f"the prompt has {self.length:,} tokens or more, the context is {self.context:,}"

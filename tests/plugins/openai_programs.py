@@ -161,6 +161,14 @@ def asks_for_ever(task: dict[str, Any], base_url: str, api_key: str) -> None:
         client.chat.completions.create(model="policy", messages=task["prompt"])
 
 
+def goes_on_for_ever(task: dict[str, Any], base_url: str, api_key: str) -> None:
+    client = openai.OpenAI(base_url=base_url, api_key=api_key)
+    messages: list[Any] = [*task["prompt"]]
+    while True:
+        answer = client.chat.completions.create(model="policy", messages=messages)
+        messages += [answer.choices[0].message, {"role": "user", "content": "more"}]
+
+
 def returns_a_list(task: dict[str, Any], base_url: str, api_key: str) -> list[int]:
     one_question(task, base_url, api_key)
     return [1]

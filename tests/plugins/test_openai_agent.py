@@ -544,19 +544,39 @@ def test_a_model_without_chat_template_says_where_to_ask() -> None:
     serve(check, episode)
 
 
-def test_a_flood_of_text_ends_the_episode_before_it_is_tokenised() -> None:
+@pytest.mark.parametrize("characters", [5_000, 10_000_000])
+def test_a_prompt_beyond_the_context_is_refused_and_a_shorter_one_taken(characters: int) -> None:
     episode, engine = make_episode(["a"])
 
     async def check(endpoint: Endpoint, client: httpx.AsyncClient, token: str) -> None:
-        flood = [{"role": "user", "content": "x" * 10_000_000}]
-        for messages in (flood, MESSAGES):
+        async def ask(messages: list[Any]) -> httpx.Response:
             body = {"messages": messages}
-            answer = await client.post(CHAT_PATH, json=body, headers=header(token))
+            return await client.post(CHAT_PATH, json=body, headers=header(token))
+
+        first = (await ask(MESSAGES)).json()["choices"][0]["message"]
+        flood = [*MESSAGES, first, {"role": "user", "content": "x" * characters}]
+        for messages in (flood, flood[2:]):
+            answer = await ask(messages)
             assert answer.status_code == 400
-            assert "the episode has ended: max_tokens" in answer.json()["error"]["message"]
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert episode.overflowed
+        assert (await ask([*flood, {"role": "user", "content": "y"}])).status_code == 400
+        assert (await ask([{"role": "user", "content": "summary"}])).status_code == 200
 
     serve(check, episode)
-    assert not engine.prompts
+    assert (episode.overflowed, episode.ended) == (False, None)
+    rollout = episode.rollout()
+    check_account(rollout, engine)
+    assert len(rollout.segments) == 2
+
+
+def test_a_program_that_ends_of_a_full_context_has_not_failed() -> None:
+    episode, engine = make_episode(["a" * 150])
+    rollout = play(agent("goes_on_for_ever"), episode)
+    check_account(rollout, engine)
+    assert rollout.finish_reason == "max_tokens"
+    assert len(rollout.spans) > 10
+    assert len(rollout.tokens) <= 4000
 
 
 def test_token_ids_as_prompt_extend_what_they_begin_with() -> None:

@@ -89,9 +89,10 @@ class OpenAIAgent:
                 result = await self._program(call)
             except Exception as error:
                 # A program is told by an error that a limit was reached, and may end of it.
-                if episode.ended is None or isinstance(error, EpisodeEnded):
+                reason = episode.ended or ("max_tokens" if episode.overflowed else None)
+                if reason is None or isinstance(error, EpisodeEnded):
                     raise
-                raise EpisodeEnded(episode.ended) from error
+                raise EpisodeEnded(reason) from error
         _take(result, episode)
 
     def _listening(self, episode: Episode) -> Any:

@@ -50,9 +50,11 @@ class Asked(BaseModel):
 class UnsupportedError(RefusedError):
     """A request for something that a session does not give: 400, with the field's name."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, *, code: str | None = None) -> None:
         super().__init__(400, message)
         self.field = field
+        self.code = code
+        """What clients tell errors apart by."""
 
 
 R = TypeVar("R", bound=Asked)

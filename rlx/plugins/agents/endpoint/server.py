@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from rlx.core.episode import Episode, EpisodeEnded
+from rlx.core.episode import ContextExceeded, Episode, EpisodeEnded
 from rlx.core.errors import ComponentError
 from rlx.core.http_server import (
     RefusedError,
@@ -164,6 +164,8 @@ class Endpoint:
         check_sampling(asked, episode, self._other_sampling)
         try:
             return asked, await handler(asked, episode, self._texts)
+        except ContextExceeded as error:
+            raise UnsupportedError("messages", str(error), code="context_length_exceeded") from None
         except EpisodeEnded as ended:
             raise RefusedError(400, f"the episode has ended: {ended.reason}") from None
         except ComponentError as error:
@@ -238,8 +240,10 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
     if request.url.path == "/v1/messages":
         whole = {"type": "error", "error": detail}
     else:
-        field = error.field if isinstance(error, UnsupportedError) else None
-        whole = {"error": {**detail, "param": field, "code": None}}
+        more: dict[str, str | None] = {"param": None, "code": None}
+        if isinstance(error, UnsupportedError):
+            more = {"param": error.field, "code": error.code}
+        whole = {"error": {**detail, **more}}
     return JSONResponse(whole, error.status, {**error.headers, "x-should-retry": "false"})
 
 
