@@ -92,14 +92,16 @@ class RowBuilder:
 
     def _read(self, one: Encoded) -> Encoded:
         """Put the positions where the head reads."""
-        positions, turns = one.positions, one.turns
+        tokens, positions, turns = one.tokens, one.positions, one.turns
         if self._needs.head == "score":
             kept = [place for place, token in enumerate(one.tokens) if token != self._pad]
             positions, turns = kept[-1:], [0] * len(kept[-1:])
         elif self._needs.data == "steps":
             ends = [i for i, turn in enumerate(turns) if turn not in turns[i + 1 : i + 2]]
             positions, turns = [positions[i] for i in ends], [turns[i] for i in ends]
-        return Encoded(tokens=one.tokens, positions=positions, turns=turns)
+        if self._needs.head != "score":
+            tokens = tokens[: positions[-1] + 1] if positions else tokens  # the rest is for nothing
+        return Encoded(tokens=tokens, positions=positions, turns=turns)
 
     def _fitted(self, one: Encoded) -> Encoded:
         """Cut to length: the end off, or the start where one number is read at the end."""
