@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlx.core.conversation import Observation
-from rlx.core.episode import Episode, EpisodeEnded, Generate, Limits, Reply
+from rlx.core.episode import ContextExceeded, Episode, EpisodeEnded, Generate, Limits, Reply
 from rlx.core.errors import ComponentError, RlxError
 from rlx.core.rollouts import FinishReason, Rollout, Task
 from rlx.core.supervision import supervised
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlx.core.references import Bound
 
 __all__ = [
+    "ContextExceeded",
     "Episode",
     "EpisodeEnded",
     "Generate",
