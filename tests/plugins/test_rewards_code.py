@@ -101,6 +101,13 @@ def test_program_is_the_last_python_block() -> None:
     assert program_of("```python\ndef f(): return 4\n", "f", "") == "def f(): return 4\n"
 
 
+def test_fences_are_found_in_linear_time() -> None:
+    start = time.monotonic()
+    for text in ("```" + " " * 200_000, "```python\n" * 20_000, "`" * 200_000):
+        program_of(text, "f", "")
+    assert time.monotonic() - start < 5
+
+
 def test_programs_see_the_tests_arguments_and_change_them() -> None:
     program = "def f(items, more):\n    items.sort()\n    more['a'] = {1, 2}\n    return None\n"
     test = "x, y = [3, 1, 2], {}\nf(x, y)\nassert x == [1, 2, 3] and y == {'a': {1, 2}}"

@@ -176,6 +176,30 @@ def test_last_boxed_balances_braces() -> None:
     assert last_boxed("none") is None
 
 
+@given(st.lists(st.sampled_from([r"\boxed{", r"\fbox {", "{", "}", "1", "x "]), max_size=14))
+def test_last_boxed_is_the_last_whose_braces_close(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    wanted = None
+    for start in (found.end() for found in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)):
+        depth = 1
+        for at in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            if depth == 0:
+                wanted = text[start:at].strip()
+                break
+    assert last_boxed(text) == wanted
+
+
+@pytest.mark.parametrize("label", ["72", "x^2"])
+@pytest.mark.parametrize(
+    "piece", [r"\boxed{", r"\boxed{1}", "$", "$x", r"\(", r"\[", "1,", "1,000", "1 / ", "#### "]
+)
+def test_a_policy_that_repeats_itself_costs_seconds_at_most(piece: str, label: str) -> None:
+    start = time.monotonic()
+    score(label, piece * (200_000 // len(piece)))
+    assert time.monotonic() - start < 10  # linear; the square of it would be minutes
+
+
 def test_last_number_keeps_fractions_and_thousands_together() -> None:
     assert last_number("from 3 to 1,234.5 miles") == "1,234.5"
     assert last_number("take 3 / 4 of it") == "3 / 4"

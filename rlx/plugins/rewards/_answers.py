@@ -21,10 +21,14 @@ _LAST = re.compile(
     rf"|{_MINUS}{_CURRENCY}?(?<![\w.])(?:{_DIGITS})"
     r"(?:\s*/\s*[0-9]+(?![0-9.,]*[0-9]))?(?:\s*\\?%)?"
 )
-_INLINE = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+# No formula of an answer is as long: without the bound, unclosed ones cost quadratic time.
+_FORMULA = r"(.{1,1000}?)"
+_INLINE = re.compile(
+    rf"\$\${_FORMULA}\$\$|\${_FORMULA}\$|\\\({_FORMULA}\\\)|\\\[{_FORMULA}\\\]", re.DOTALL
+)
 _MOST_DIGITS = 300
 """Python converts no more than 4300, and takes quadratic time for it."""
-_BOXES = ("\\boxed", "\\fbox")
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,16 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"\boxed{1} then \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
-    start = max(text.rfind(box) for box in _BOXES)
-    while start >= 0:
-        content = _braced(text, start + len(_BOXES[0 if text.startswith(_BOXES[0], start) else 1]))
-        if content is not None:
-            return content
-        start = max(text.rfind(box, 0, start) for box in _BOXES)
-    return None
+    # One pass with a stack: a policy that says nothing but `\boxed{` must not cost minutes.
+    opened: list[tuple[int, int] | None] = []
+    last: tuple[int, int, int] | None = None
+    for found in _BRACES.finditer(text):
+        if not found.group().endswith("}"):
+            is_box = len(found.group()) > 1
+            opened.append((found.start(), found.end()) if is_box else None)
+        elif opened and (box := opened.pop()) is not None:
+            last = max(last or (-1, 0, 0), (*box, found.start()))
+    return None if last is None else text[last[1] : last[2]].strip()
 
 
 def label_answer(label: object) -> str:
@@ -125,20 +132,3 @@ def last_number(text: str) -> str | None:
     for found in _LAST.finditer(text.replace("−", "-")):
         last = found.group()
     return last
-
-
-def _braced(text: str, position: int) -> str | None:
-    """Return what stands in the braces that open at `position` (white space before is skipped)."""
-    while position < len(text) and text[position].isspace():
-        position += 1
-    if position >= len(text) or text[position] != "{":
-        return None
-    depth = 0
-    for at in range(position, len(text)):
-        if text[at] == "{":
-            depth += 1
-        elif text[at] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[position + 1 : at].strip()
-    return None

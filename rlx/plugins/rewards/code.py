@@ -21,7 +21,7 @@ from rlx.core.component import component
 from rlx.core.rewards import Reward, RewardInputs
 from rlx.plugins.rewards.sandbox import Limits, run_tests
 
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*(?:([\w+-]+)[ \t]*)?\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3")
 
 
