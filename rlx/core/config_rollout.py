@@ -81,7 +81,8 @@ class RewardPolicy(Part):
     """`running`: rollouts' rewards minus the mean, divided by the standard deviation, of all
     rewards of the run so far; reported rewards stay as they are."""
     clip: float | None = Field(10.0, gt=0)
-    """Bound on the absolute value of the composed (and normalised) reward; null: none."""
+    """Bound on the absolute value of the composed reward; null: none. What an agent gives for its
+    turns comes on top of it; under `normalize` the normalised whole is bounded."""
     timeout: float = Field(60.0, gt=0)
     """Seconds for one call of one reward."""
     retries: int = Field(0, ge=0)
