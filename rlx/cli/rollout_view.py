@@ -25,7 +25,7 @@ def rollout_panel(record: Mapping[str, Any]) -> Panel:
                 body.append(_turn_line(piece) + "\n", style=_NUMBERS)
         else:
             if piece["kind"] == "prompt":
-                body.append("— a new segment: the prompt was rewritten\n", style=_NUMBERS)
+                body.append("— a new segment, with a prompt of its own\n", style=_NUMBERS)
             _add(body, "·", piece["text"], _GIVEN)
     if record.get("error"):
         body.append(f"the agent failed: {record['error']}\n", style="bold red")
