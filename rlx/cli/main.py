@@ -203,7 +203,7 @@ def load_command(name: str, provider: Provider, point: EntryPoint) -> Any:
         raise
     except BaseException as error:
         raise UsageError(
-            f"{label} can't be imported:\n\n{plugin_traceback(error)}",
+            f"{label} can't be imported:\n\n{plugin_traceback(error, without=(__file__,))}",
             where=point.value,
             fix="upgrade or uninstall that plugin",
         ) from error

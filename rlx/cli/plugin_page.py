@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlx.cli.scaffold import command, selection
 from rlx.core.component import singular, tags_of
 from rlx.core.importing import source_files
 from rlx.core.parameters import parameter_fields, parameters_model, shown_value, type_name
@@ -48,7 +49,7 @@ def component_page(ref: ComponentRef, console: Console) -> None:
         console.print(Text(description))
     if not docstring_section(text, "Formula") and (about := _module_text(obj)):
         console.print()
-        console.print(Text(about))
+        console.print(Text(reflowed(about)))
         console.print()
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="dim", no_wrap=True)
@@ -58,17 +59,22 @@ def component_page(ref: ComponentRef, console: Console) -> None:
     console.print(facts)
     console.print()
     fields = parameter_fields(parameters_model(obj, label=ref.name))
+    way = f"next: rlx {command(ref.kind)} {selection(ref.kind, ref.name)}"
     if not fields:
         console.print("no parameters")
+        console.print(Text(way, style="dim"))
         return
     table = Table("parameter", "type", "default", "", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.overflow = "fold"  # nothing of a default may be missing
     for name, field in fields.items():
         default = "required" if field.is_required() else shown_value(field.default)
         kind = type_name(field.annotation) + _limits(field.metadata)
         cells = (Text(kind), Text(default), Text(field.description or ""))
         table.add_row(Text(name, style="bold"), *cells)
     console.print(table)
-    console.print(Text(f"set one: --set {_key(ref)}.{next(iter(fields))}=VALUE", style="dim"))
+    example = f"--set {_key(ref)}.{next(iter(fields))}=VALUE"
+    console.print(Text(f"{way} {example}", style="dim"))
 
 
 def _facts(ref: ComponentRef, obj: Any, text: str) -> list[tuple[str, str]]:
@@ -88,6 +94,15 @@ def _facts(ref: ComponentRef, obj: Any, text: str) -> list[tuple[str, str]]:
         ("file", str(files[-1]) if files else None),
     ]
     return [(label, value) for label, value in rows if value]
+
+
+def reflowed(text: str) -> str:
+    """Return a text with its paragraphs on one line each; indented ones stay as they are."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    return "\n\n".join(
+        part if re.search(r"^\s", part, re.MULTILINE) else " ".join(part.split())
+        for part in paragraphs
+    )
 
 
 def docstring_section(text: str, label: str) -> str | None:

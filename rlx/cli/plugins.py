@@ -150,6 +150,7 @@ def check(
     unchecked = f", {skipped} not checked" if skipped else ""
     _console.print(f"{checked} checked, {failed} failed{unchecked}")
     if failed:
+        _console.print(f"next: repair it, and rlx plugins check {distribution}", style="dim")
         raise typer.Exit(1)
     _console.print(f"next: {way}", style="dim")
 

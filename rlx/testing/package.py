@@ -114,8 +114,12 @@ def component_reports(distribution: str) -> Iterator[Report]:
 
 
 def _command_report(provider: Provider, point: EntryPoint) -> Report:
-    from rlx.cli.main import load_command
+    from rlx.cli.main import COMMANDS, load_command
 
+    if point.name in COMMANDS:
+        detail = f"rlx has a command {point.name!r}, which no plugin takes over"
+        found = Violation(rule="has a name of its own", detail=detail)
+        return Report(kind="commands", name=point.name, violations=[found])
     try:
         load_command(point.name, provider, point)
     except UsageError as error:

@@ -156,6 +156,7 @@ def hello(): ...
 def test_command_that_is_no_typer_app_is_refused_and_found_by_check(install) -> None:
     names = ("number", "empty", "absent", "app")
     points = {"rlx.commands": {f"my-{name}": f"mod_commands:{name}" for name in names}}
+    points["rlx.commands"]["train"] = "mod_commands:app"
     install("rlx-commands", points, {"mod_commands.py": COMMANDS})
     for name, words in (
         ("number", "is a int, not a Typer app"),
@@ -168,8 +169,9 @@ def test_command_that_is_no_typer_app_is_refused_and_found_by_check(install) -> 
     result = CliRunner().invoke(app, ["check", "rlx-commands"])
     assert result.exit_code == 1
     assert "ok   command my-app" in result.output
-    assert result.output.count("FAIL command") == 3
-    assert "4 checked, 3 failed" in result.output
+    assert result.output.count("FAIL command") == 4
+    assert "FAIL command train" in result.output
+    assert "5 checked, 4 failed" in result.output
 
 
 def test_list_shows_commands_and_why_one_is_not_used(install) -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import io
 
 import pytest
+from rich.console import Console
 
-from rlx.cli.plugin_page import docstring_section, docstring_summary
+from rlx.cli.plugin_page import (
+    component_page,
+    docstring_section,
+    docstring_summary,
+    reflowed,
+)
 from rlx.core.plugins import PluginSystem
 
 SYSTEM = PluginSystem.load(hooks=False, rlxfile=False)
@@ -19,6 +26,26 @@ def test_colon_in_the_first_sentence_begins_no_section() -> None:
     assert docstring_summary(text) == "Clipped surrogate: no reward outside."
     assert docstring_section(text, "Formula") == "−A."
     assert docstring_section(text, "Use") == "the default."
+
+
+def test_paragraphs_fit_any_width_and_what_is_indented_stays() -> None:
+    text = "One\nparagraph.\n\n    a = b\n    c = d\n\nAnother\none."
+    assert reflowed(text) == "One paragraph.\n\n    a = b\n    c = d\n\nAnother one."
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "way"),
+    [
+        ("estimators", "gpg", "next: rlx train --estimator gpg"),
+        ("rewards", "regex", "next: rlx train --reward regex --set rewards.0.pattern=VALUE"),
+    ],
+)
+def test_page_ends_with_the_way_to_use_it(kind: str, name: str, way: str) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    component_page(SYSTEM.locate(kind, name), console)
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert lines[-1].startswith(way)
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(("kind", "name"), BUILTINS)
