@@ -22,7 +22,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PackedPolicy(nn.Module):
-    """Log-probs and entropies [n] of the action tokens of a micro-batch, at one temperature."""
+    """Log-probs (and entropies) [n] of the action tokens of a micro-batch, at one temperature."""
 
     model: Any
 
@@ -41,7 +41,8 @@ class PackedPolicy(nn.Module):
         *,
         chunks: int = 1,
         entropy_gradient: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        entropy: bool = True,
+    ) -> tuple[Tensor, ...]:
         hidden = self.hidden(tokens, positions).flatten(0, 1).index_select(0, source)
         return token_logprobs(
             self.head,
@@ -50,6 +51,7 @@ class PackedPolicy(nn.Module):
             temperature=self.temperature,
             chunks=chunks,
             entropy_gradient=entropy_gradient,
+            entropy=entropy,
         )
 
     def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -91,9 +91,10 @@ class ObjectiveLearner:
         )
 
     def _forward(self, micro: MicroBatch, chunks: int) -> Answers:
-        """Log-probs and entropies [n], or numbers [n]."""
-        options = {"chunks": chunks} if self._needs.head == "lm" else {}
-        return self._training.model.forward(micro, **options)
+        """Log-probs [n], or numbers [n]."""
+        if self._needs.head != "lm":
+            return self._training.model.forward(micro)
+        return self._training.model.forward(micro, chunks=chunks, entropy=False)
 
     def score(self, batch: RowBatch) -> np.ndarray:
         """Log-probs (or numbers) [N] of this rank's rows under the current weights."""
@@ -151,9 +152,7 @@ class ObjectiveLearner:
             check(leaf, "the model's answer")
             x = ObjectiveInputs(**fields, step=step)
             compute = functools.partial(self._share, x, plan.denominators, "train/")
-            found = differentiate(compute, (leaf,), check)
-            extra = tuple(torch.zeros_like(answer) for answer in answers[1:])
-            return TokenGradients(answers=(*found.answers, *extra), metrics=found.metrics)
+            return differentiate(compute, (leaf,), check)
 
         return gradients
 

@@ -23,7 +23,8 @@ def token_logprobs(
     temperature: float,
     chunks: int,
     entropy_gradient: bool,
-) -> tuple[Tensor, Tensor]:
+    entropy: bool = True,
+) -> tuple[Tensor, ...]:
     """Log-probs [n] and entropies [n], float32.
 
     Args:
@@ -33,10 +34,12 @@ def token_logprobs(
         chunks: number of pieces of the projection; with more than one, each is recomputed backward.
         entropy_gradient: whether the entropy carries a gradient; without, it costs one pass over
             the logits and no memory.
+        entropy: false leaves the entropies out, and that pass.
     """
 
-    def piece(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        return _logprobs(head(part).float() / temperature, wanted, entropy_gradient)
+    def piece(part: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
+        logits = head(part).float() / temperature
+        return _logprobs(logits, wanted, entropy_gradient=entropy_gradient, entropy=entropy)
 
     if chunks == 1:
         return piece(hidden, targets)
@@ -47,15 +50,18 @@ def token_logprobs(
             hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True
         )
     ]
-    logprobs, entropies = zip(*pieces, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    return tuple(torch.cat(answers) for answers in zip(*pieces, strict=True))
 
 
-def _logprobs(logits: Tensor, targets: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+def _logprobs(
+    logits: Tensor, targets: Tensor, *, entropy_gradient: bool, entropy: bool
+) -> tuple[Tensor, ...]:
     normaliser = torch.logsumexp(logits, -1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - normaliser
+    if not entropy:
+        return (logprobs,)
     # Last, and without gradient unless asked: a recomputation stops before it.
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         probabilities = (logits - normaliser[:, None]).exp()
-        entropy = normaliser - torch.linalg.vecdot(probabilities, logits)
-    return logprobs, entropy
+        entropies = normaliser - torch.linalg.vecdot(probabilities, logits)
+    return logprobs, entropies
