@@ -128,6 +128,35 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path) -> None
         write_package("loss", "mine", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("estimator", name) for name in ("component", "float", "list", "x", "estimator_inputs")),
+        *(("reward", "len"), ("loss", "check_loss"), ("tracker", "mapping")),
+    ],
+)
+def test_name_that_means_something_else_in_the_module_is_refused(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' can't be the name") as caught:
+        write_package(kind, name, tmp_path)
+    assert f"my-{name}" in caught.value.fix
+    assert list(tmp_path.iterdir()) == []
+    write_package(kind, f"my_{name}", tmp_path)
+
+
+def test_folder_that_can_not_be_written_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="can't be written: Not a directory"):
+        write_package("loss", "mine", tmp_path / "file")
+
+
+def test_next_step_can_be_pasted_where_folders_have_blanks(tmp_path: Path) -> None:
+    folder = tmp_path / "my plugins"
+    result = CliRunner().invoke(app, ["new", "loss", "mine", "-o", str(folder)])
+    assert f"pip install -e '{folder}/rlx-mine'" in result.output
+
+
 def test_command_says_what_to_do_next(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["new", "loss", "mine", "-o", str(tmp_path)])
     assert result.exit_code == 0, result.output
