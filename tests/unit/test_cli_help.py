@@ -44,6 +44,7 @@ def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
         ["--version"],
         ["train", "--help"],
         ["plan", "-h"],
+        ["sft", "-h"],
         ["doctor", "-h"],
         ["export", "-h"],
         ["runs", "-h"],
