@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learner_cases import VOCABULARY, learner_arguments
+from learner_cases import VOCABULARY, learner_arguments, write_model
 
 from rlx.core.component import tags_of
+from rlx.core.engine.learner.logit_learner import LogitLearner
 from rlx.core.engine.learner.objective_learner import ObjectiveLearner
 from rlx.core.offline.mismatched import mismatched
 from rlx.core.offline.needs import needs_of
 from rlx.core.offline.rows import RowBatch
 from rlx.core.references import ComponentRef
 
-OBJECTIVES = ("sft", "rm", "prm", "dpo", "ipo", "simpo", "orpo", "kto")
+OBJECTIVES = ("sft", "rm", "prm", "dpo", "ipo", "simpo", "orpo", "kto", "distill")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "rm": {"center": 0.05},
     "dpo": {"beta": 0.3, "label_smoothing": 0.1, "nll_coef": 0.2},
@@ -86,9 +90,24 @@ def started_objective(model: str, name: str, **changes: Any) -> ObjectiveLearner
     given = learner_arguments(model, **changes)
     for other in ("objective", "loss", "correction", "temperature"):
         del given[other]
-    learner = ObjectiveLearner(**given, objective=objective_ref(name), pad_token_id=0)
+    given |= {"objective": objective_ref(name), "pad_token_id": 0}
+    pieces = needs_of(given["objective"].resolve()).head == "logits"
+    learner = (
+        LogitLearner(**given, teacher=teacher_of(model)) if pieces else ObjectiveLearner(**given)
+    )
     learner.start()
     return learner
+
+
+def teacher_of(model: str) -> str:
+    """Another random model of the same shape, written when first asked for."""
+    folder = Path(model).with_name(f"{Path(model).name}-teacher")
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}-{os.getpid()}")
+        write_model(partial, seed=1)
+        with contextlib.suppress(OSError):  # another rank was faster
+            partial.rename(folder)
+    return str(folder)
 
 
 def gradient_of(
