@@ -245,5 +245,7 @@ def test_a_wrong_objective_is_named_and_moves_no_weight(student: str, name: str)
     before = read_weights(learner)  # type: ignore[arg-type]
     with pytest.raises(ComponentError, match=name):
         learner.update(rows(), step=0)
+    with pytest.raises(ComponentError, match=name):
+        learner.measure(rows(), step=0, prefix="eval/rows/")
     after = read_weights(learner)  # type: ignore[arg-type]
     assert all((before[key] == after[key]).all() for key in before)

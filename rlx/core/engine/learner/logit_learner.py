@@ -112,7 +112,7 @@ class _Passes:
     def forward(self, micro: MicroBatch, chunks: int) -> Answers:
         """The objective's values [n]."""
         self._errors, self._metrics = [], []
-        answers = self._training.model.forward(
+        return self._training.model.forward(
             micro,
             chunks=chunks,
             objective=functools.partial(self._values, micro),
@@ -120,14 +120,10 @@ class _Passes:
             errors=self._errors,
             metrics=self._metrics,
         )
-        if self._prefix and self._errors:
-            raise self._errors[0]
-        return answers
 
     def gradients_of(self, batch: RowBatch, plan: Plan) -> MicroObjective:
         def gradients(micro: MicroBatch, answers: Answers) -> TokenGradients:
-            if self._errors:
-                raise self._errors[0]
+            self._raise_errors()
             leaf = answers[0].detach().requires_grad_()
             check = FiniteCheck(batch, micro)
             compute = functools.partial(self._share, micro, leaf, plan.denominators, "train/")
@@ -137,10 +133,16 @@ class _Passes:
 
     def parts_of(self, batch: RowBatch, plan: Plan) -> Callable[[MicroBatch, Answers], MetricSums]:
         def parts(micro: MicroBatch, answers: Answers) -> MetricSums:
+            self._raise_errors()
             share = self._share(micro, answers[0], plan.denominators, self._prefix)
             return MetricSums(share.sums, share.counts, share.maxima)
 
         return parts
+
+    def _raise_errors(self) -> None:
+        """What the objective raised in the forward pass, where all ranks learn of it."""
+        if self._errors:
+            raise self._errors[0]
 
     def _values(
         self, micro: MicroBatch, place: slice, logits: Tensor, teacher: Tensor | None
