@@ -26,6 +26,7 @@ def plan(options: RunOptions) -> None:
     """Show what `rlx train` would do with the same options: batches, processes, memory."""
     settings = options.settings()
     work = checked(settings, resume=False)
+    work.plugins.control("rlx_configure", config=settings.config)
     machine = this_machine()
     out = console()
     out.print(_model_table(work.info))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -58,6 +61,13 @@ class Hooks:
         plugin = self._manager.get_plugin(name)
         callers = self._manager.get_hookcallers(plugin) or []
         return sorted(caller.name for caller in callers if caller.has_spec())
+
+    def source_hash(self, name: str) -> str | None:
+        """Return the sha256 of the file that a plugin is defined in; None when there is none."""
+        plugin = self._manager.get_plugin(name)
+        module = plugin if inspect.ismodule(plugin) else sys.modules.get(type(plugin).__module__)
+        file = Path(getattr(module, "__file__", None) or "")
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
     def notify(self, hook: str, /, **arguments: Any) -> None:
         """Call every implementation of an observer; one that raises is off for the run."""

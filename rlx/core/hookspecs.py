@@ -91,7 +91,7 @@ def rlx_configure(config: RunConfig) -> None:
     On failure: the exception ends the command; raise `rlx.UsageError` to say what to change.
 
     Args:
-        config: the resolved configuration.
+        config: the resolved configuration; a copy, to be checked and not to be changed.
 
     Example:
         import rlx

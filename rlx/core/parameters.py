@@ -194,7 +194,7 @@ def _annotations(
     for parameter in parameters:
         if parameter.name not in hints:
             default = parameter.default
-            known = default is not inspect.Parameter.empty and default is not None
+            known = default is not None and not callable(default)  # `empty` is a class
             hints[parameter.name] = type(default) if known else Any
     return hints
 

@@ -197,6 +197,7 @@ class PluginSystem:
                 item.provider.distribution: item.provider.version for item in self.distributions
             },
             "hooks": {name: self.hook.implemented(name) for name in self.hook.plugins()},
+            "hook_sources": {name: self.hook.source_hash(name) for name in self.hook.plugins()},
             "broken": [
                 {
                     "distribution": item.provider.distribution,

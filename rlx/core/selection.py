@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ def select(
     def resolve(kind: str, key: str, chosen: ComponentConfig) -> tuple[ComponentRef, Tags]:
         try:
             ref = plugins.ref(kind, chosen.name, chosen.params, where=key)
+            check_plain(ref, key)
             if kind in _CONSTRUCTED:
                 bound = ref.resolve()
                 tags, requires = bound.tags, bound.requires
@@ -139,3 +141,18 @@ def located(error: UsageError, key: str, origins: Mapping[str, str]) -> UsageErr
     below = where.removeprefix(key).removeprefix(".")
     origin = nearest_origin(origins, f"{key}.params.{below}" if below else f"{key}.name")
     return UsageError(error.what, where=f"{where} ({origin})", fix=error.fix)
+
+
+def check_plain(ref: ComponentRef, key: str) -> None:
+    """Refuse parameters that the run's config.yaml can't hold, such as functions."""
+    for name, value in ref.params.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            label = f"{singular(ref.kind)} {ref.name!r}"
+            raise UsageError(
+                f"{label}: parameter {name!r} is a {type(value).__name__}, which config.yaml can't "
+                "hold",
+                where=f"{key}.{name}",
+                fix="give numbers, texts, lists or dicts; or a component that has the object inside",
+            ) from error

@@ -285,6 +285,7 @@ def test_manifest_is_json_with_the_provenance_of_everything(install) -> None:
     assert json.loads(json.dumps(manifest)) == manifest
     assert manifest["distributions"] == {"rlx-h": "0.3"}
     assert manifest["hooks"]["rlx-h:mine"] == ["rlx_register_losses"]
+    assert len(manifest["hook_sources"]["rlx-h:mine"]) == 64
     (component,) = manifest["components"]
     assert component["params"] == {"k": 2}
     assert len(component["source_hash"]) == 64

@@ -81,6 +81,19 @@ def test_plan_refuses_what_train_refuses(rlx: Callable[..., Outcome], model: Pat
     assert "does not divide" in err
 
 
+def test_plan_asks_the_plugins_that_check_the_configuration(
+    rlx: Callable[..., Outcome], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rlxfile.py").write_text(
+        "import rlx\n\n@rlx.hookimpl\ndef rlx_configure(config):\n"
+        "    raise rlx.UsageError('too long a run', where='steps', fix='--steps 1')\n"
+    )
+    code, _, err = rlx("plan", "--model", str(model))
+    assert code == 2
+    assert "too long a run" in err
+    assert rlx("plan", "--model", str(model), "--no-rlxfile")[0] == 0
+
+
 def test_plan_warns_when_memory_is_short(
     rlx: Callable[..., Outcome], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

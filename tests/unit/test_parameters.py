@@ -67,6 +67,13 @@ def refusal(obj: Callable[..., Any] = everything, /, **given: Any) -> UsageError
     return caught.value
 
 
+def test_parameter_that_is_a_function_by_default_takes_any_other() -> None:
+    def f(x, *, key=len, required):
+        return x
+
+    assert values(f, key=abs, required="x") == {"key": abs, "required": "x"}
+
+
 def test_defaults_come_from_the_signature() -> None:
     got = values()
     assert got["eps"] == 1e-6

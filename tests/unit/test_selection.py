@@ -24,6 +24,7 @@ def estimator(x, *, eps: float = 0.1): ...
 def loss(x): ...
 
 def plain_loss(x): ...
+def keyed(x, *, key=len): ...
 def plain_estimator(x): ...
 
 @component(needs_label=True)
@@ -115,6 +116,15 @@ def test_a_selection_travels_and_describes_itself(plugins: PluginSystem) -> None
     assert back.estimator == chosen.estimator
     assert [item["kind"] for item in chosen.manifest()][:2] == ["estimators", "losses"]
     assert len(chosen.manifest()) == len(chosen.components)
+
+
+def test_parameter_that_the_configuration_file_can_not_hold_is_refused(
+    plugins: PluginSystem,
+) -> None:
+    chosen = config(estimator={"name": "mine_sel:keyed", "params": {"key": abs}})
+    with pytest.raises(UsageError, match="'key' is a builtin_function_or_method") as caught:
+        select(chosen, plugins)
+    assert caught.value.where == "estimator.key"
 
 
 def test_modules_of_the_working_folder_are_shipped(plugins: PluginSystem) -> None:

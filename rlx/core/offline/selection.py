@@ -10,7 +10,7 @@ from rlx.core.config import ComponentConfig, RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.offline.needs import Needs, needs_of
 from rlx.core.references import ComponentRef, shipped_modules
-from rlx.core.selection import located
+from rlx.core.selection import check_plain, located
 
 if TYPE_CHECKING:
     from rlx.core.plugins import PluginSystem
@@ -58,6 +58,7 @@ def select_offline(
     def resolve(kind: str, key: str, chosen: ComponentConfig) -> ComponentRef:
         try:
             ref = plugins.ref(kind, chosen.name, chosen.params, where=key)
+            check_plain(ref, key)
             ref.load()
         except UsageError as error:
             raise located(error, key, origins or {}) from error.__cause__
