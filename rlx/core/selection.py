@@ -154,5 +154,5 @@ def check_plain(ref: ComponentRef, key: str) -> None:
                 f"{label}: parameter {name!r} is a {type(value).__name__}, which config.yaml can't "
                 "hold",
                 where=f"{key}.{name}",
-                fix="give numbers, texts, lists or dicts; or a component that has the object inside",
+                fix="give numbers, texts, lists or dicts, or a component with the object inside",
             ) from error
