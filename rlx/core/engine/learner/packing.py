@@ -133,11 +133,14 @@ def _pack_together(
         space = np.full(most_rows, width)
         rows: list[list[int]] = []
         left = []
+        widest = width
         for unit in waiting:
-            places = _places(lengths, unit, space, packed)
+            fits = lengths[unit[0]] <= widest
+            places = _places(lengths, unit, space, packed) if fits else None
             if places is None:
                 left.append(unit)
                 continue
+            widest = int(space.max())
             for index, row in zip(unit, places, strict=True):
                 if row == len(rows):
                     rows.append([])
