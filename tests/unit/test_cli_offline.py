@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_folder import LLAMA, make_model
+from tiny_tokenizer import tiny_tokenizer
 from typer.testing import CliRunner
 
 from rlx.cli.main import COMMANDS, app
@@ -86,6 +88,7 @@ def test_dry_run_counts_what_is_left_out(workspace: Path) -> None:
         (["sft", "--data", "pairs.jsonl"], "no column 'completion'"),
         (["rm", "--best", "eval/tast/loss"], "no metric of the held-out data"),
         (["sft", "--resume", "--output", "nothing"], "there is no run in nothing"),
+        (["distill"], "needs a teacher, and none is named"),
     ],
 )
 def test_mistakes_end_before_anything_starts(
@@ -113,3 +116,15 @@ def test_sources_are_mixed_in_the_shares_that_they_are_given(workspace: Path) ->
 def test_reference_that_nobody_reads_is_warned_of(workspace: Path) -> None:
     _, said = dry_run("sft", "--reference", "embedded")
     assert "reads no reference model" in said
+
+
+def test_teacher_needs_the_vocabulary_of_its_student(workspace: Path) -> None:
+    make_model(workspace / "other", LLAMA)
+    tiny_tokenizer().save_pretrained(workspace / "other")
+    result = CliRunner().invoke(app, ["distill", "--teacher", "other"])
+    assert isinstance(result.exception, UsageError), result.output
+    assert "the teacher other has another vocabulary than embedded" in str(result.exception)
+    settings, _ = dry_run("distill", "--teacher", "embedded", "--set", "objective.divergence=js")
+    assert settings["offline"]["teacher"] == "embedded"
+    _, said = dry_run("sft", "--set", "offline.teacher=embedded")
+    assert "reads no teacher" in said
