@@ -41,7 +41,7 @@ STAGES = {
     "dpo": f"dpo --model {MODEL} {_PAIRS} --max-length 128 --max-samples 320 "
     f"--set eval.max_tasks=100 --batch-size 16 --lr 1e-5 --eval-every 7 {_OFFLINE}",
     "grpo": f"train --model {MODEL} --data ladder/prompts.jsonl --set data.label=null "
-    "--set data.chat_template=false --reward model --set rewards.0.model=ladder/rm/export "
+    "--set data.chat_template=false --reward model:ladder/rm/export "
     "--set rewards.0.chat_template=false --set rewards.0.max_length=64 --estimator group_norm "
     f"--steps 15 --groups 4 --group-size 8 --max-new-tokens 32 --lr 2e-5 {_COMMON}",
 }
