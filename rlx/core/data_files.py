@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.data_pieces import (
-    LARGE,
     changed_types,
     csv_reader,
     dates_as_text,
+    is_large,
     read_in_pieces,
 )
 from rlx.core.errors import UsageError
@@ -42,7 +42,7 @@ def read_file(path: Path, *, text_columns: frozenset[str], split: str) -> Any:
         raise UsageError(f"{path.name} is empty", where=str(path))
     if suffix in _TEXT:
         _check_utf8(path)
-    if path.stat().st_size >= LARGE and (table := read_in_pieces(path, text_columns)) is not None:
+    if is_large(path) and (table := read_in_pieces(path, text_columns)) is not None:
         return table
     return READERS[suffix](path, text_columns, split)
 

@@ -13,8 +13,25 @@ from typing import Any
 
 LARGE = 32 << 20
 """Bytes from which on a file is worth the detour."""
+MANY = 100_000
+"""Rows from which on a parquet file is, however little room its compressed columns take."""
 _PIECE = 4 << 20
 _ROWS = 4096
+
+
+def is_large(path: Path) -> bool:
+    """Whether a file is worth the detour."""
+    if path.stat().st_size >= LARGE:
+        return True
+    if path.suffix.lower() != ".parquet":
+        return False
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(str(path)).num_rows) >= MANY
+    except (pa.ArrowInvalid, OSError):
+        return False
 
 
 def read_in_pieces(path: Path, text_columns: frozenset[str]) -> Any:

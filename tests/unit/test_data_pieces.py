@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlx.core import data_files, data_pieces
+from rlx.core import data_pieces
 from rlx.core.config import DataConfig
 from rlx.core.data import read_rows
 from rlx.core.errors import UsageError
@@ -23,7 +23,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_files, "LARGE", 0)
+    monkeypatch.setattr(data_pieces, "LARGE", 0)
     monkeypatch.setattr(data_pieces, "_PIECE", 1 << 14)
     monkeypatch.setattr(data_pieces, "_ROWS", 100)
 
@@ -55,6 +55,16 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a{suffix}", ROWS)
     assert in_pieces(path).column("prompt").num_chunks > 3
     assert rows_of(path) == ROWS
+
+
+def test_many_rows_are_large_however_well_they_compress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_pieces, "LARGE", 1 << 40)
+    path = write(tmp_path / "a.parquet", ROWS)
+    assert not data_pieces.is_large(path)
+    monkeypatch.setattr(data_pieces, "MANY", 3000)
+    assert data_pieces.is_large(path)
 
 
 def test_nothing_is_left_in_the_temporary_folder(
