@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from rlx.cli.output import console, next_step, print_notice, print_warning
 from rlx.cli.targets import SOURCE, Target, check_new, find_target, numbered_folder
 from rlx.cli.waiting import shown
 from rlx.core.errors import RunInterrupted, UsageError
-from rlx.core.run import CONFIG_NAME
+from rlx.core.run import CONFIG_NAME, MANIFEST_NAME
 from rlx.core.same_samples import first_difference
 from rlx.core.settings import DEFAULT, Settings, load_settings
 
@@ -157,7 +158,7 @@ def _settings(
     """Those of the folder or the run, files, environment, flags and `--set`, in this order.
 
     Without a word about rewards there are none: the default of training compares with a label,
-    which prompts for generation need not have.
+    which prompts for generation need not have. A run on fixed data said nothing about them either.
     """
     flags = {name: None if value == [] else value for name, value in given.items()}
     first = [path for path in (target.settings, resumed and resumed / CONFIG_NAME) if path]
@@ -167,11 +168,22 @@ def _settings(
         flags={"model": target.model, **flags},
         names=FLAGS,
     )
-    if settings.origin("rewards") != DEFAULT:
+    origin = settings.origin("rewards")
+    silent = target.settings if target.run and _trained_on_data(target.run) else None
+    if origin != DEFAULT and not (silent and origin.startswith(f"{silent}:")):
         return settings
     return Settings(
         config=settings.config.model_copy(update={"rewards": []}), origins=settings.origins
     )
+
+
+def _trained_on_data(run: Path) -> bool:
+    """Whether the run fitted an objective to fixed data, where no reward is asked for."""
+    try:
+        manifest = json.loads((run / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return "objective" in manifest.get("facts", {})
 
 
 def _check_resumable(folder: Path | None, settings: Settings) -> None:

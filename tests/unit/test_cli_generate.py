@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from model_folder import LLAMA, make_model
 from tiny_tokenizer import tiny_tokenizer
 
 from rlx.cli.generate import FLAGS
+from rlx.cli.generate import _settings as read_settings
 from rlx.cli.main import main
+from rlx.cli.targets import Target
 from rlx.core.config import RunConfig
 from rlx.core.same_samples import first_difference
 from rlx.core.settings import dump_yaml, known_keys, load_settings
@@ -113,3 +116,18 @@ def test_a_condition_says_prompt_and_reward(
 )
 def test_what_shapes_a_sample_must_stay(settings: dict[str, Any], key: str | None) -> None:
     assert first_difference(RunConfig(), RunConfig.model_validate(settings)) == key
+
+
+@pytest.mark.parametrize(("facts", "rewards"), [({"objective": "sft"}, []), ({}, ["math"])])
+def test_a_run_on_fixed_data_names_no_reward(
+    folder: Path, facts: dict[str, Any], rewards: list[str]
+) -> None:
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("rewards: [math]\n")
+    (run / "manifest.json").write_text(json.dumps({"facts": facts}))
+    target = Target(model="model", settings=run / "config.yaml", run=run, step=1)
+    settings = read_settings(target, {}, [], [], None)
+    assert [reward.name for reward in settings.config.rewards] == rewards
+    settings = read_settings(target, {"reward": ["regex"]}, [], [], None)
+    assert [reward.name for reward in settings.config.rewards] == ["regex"]
