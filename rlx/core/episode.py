@@ -23,7 +23,7 @@ from rlx.core.messages import for_template
 from rlx.core.overrides import with_overrides
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
 from rlx.core.segment import Segment, TurnRecord, extending, going_on_from, lay_out
-from rlx.core.stops import before_stop, until_stop
+from rlx.core.stops import before_stop, cut_at_stop
 from rlx.core.turns import ContextExceeded as ContextExceeded
 from rlx.core.turns import EpisodeEnded as EpisodeEnded
 from rlx.core.turns import Generate as Generate
@@ -345,8 +345,9 @@ class Episode:
             self._no_room(segment, 0, asked=asked)
         self.overflowed = False
         prompt_length = len(segment.tokens)
-        call = replace(sampling, max_new_tokens=budget)
-        generation = await self._engine_call(segment, call, stop)
+        generation = await self._engine_call(segment, replace(sampling, max_new_tokens=budget))
+        if stop:
+            generation = cut_at_stop(generation, stop, self._tokenizer)
         tokens, text = segment.act(generation, self._tokenizer)
         self._last = segment.turns[-1] if tokens else self._last
         shown, word = before_stop(text, stop)
@@ -385,19 +386,13 @@ class Episode:
         segment.tokens += more.tokens
         return segment
 
-    async def _engine_call(
-        self, segment: Segment, sampling: Sampling, stop: Sequence[str]
-    ) -> Generation:
+    async def _engine_call(self, segment: Segment, sampling: Sampling) -> Generation:
         seed = self.turn_seed(self.turns + self._running)
         self._running += 1
         segment.running, segment.reserved = True, sampling.max_new_tokens
         self.agent_since = None
         try:
-            prompt = [*segment.tokens]
-            if stop:
-                tokenizer = self._tokenizer
-                return await until_stop(self._generate, prompt, sampling, seed, stop, tokenizer)
-            return await self._generate(prompt, sampling, seed)
+            return await self._generate([*segment.tokens], sampling, seed)
         except Exception as error:
             self.engine_error = error
             raise

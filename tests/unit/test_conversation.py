@@ -15,7 +15,7 @@ from rlx.core.agents import Episode, Limits
 from rlx.core.engine.interfaces import Generation, Sampling
 from rlx.core.errors import ComponentError
 from rlx.core.rollouts import Message, Rollout, Task
-from rlx.core.stops import cut_at_stop, until_stop
+from rlx.core.stops import cut_at_stop
 
 E, S = "<|im_end|>", "<|im_start|>"
 APPENDING = {
@@ -283,50 +283,6 @@ def test_a_stop_string_cuts_with_its_last_token(text: str, stop: list[str], kept
     assert tokenizer.decode(found.tokens) == kept
     assert len(found.tokens) == len(found.logprobs) == sum(n for _, n in found.versions)
     assert found.finish_reason == ("stop" if found is not whole else "length")
-
-
-@pytest.mark.parametrize(
-    ("at", "limit", "lengths"),
-    [
-        (10, 700, [32]),  # found in the first piece
-        (31, 700, [32, 64]),  # across the border of two pieces
-        (100, 700, [32, 64, 128]),
-        (None, 100, [32, 64, 4]),  # the turn's own limit
-        (40, 35, [32, 3]),  # never written
-    ],
-)
-def test_little_is_sampled_for_nothing_after_a_stop_string(
-    at: int | None, limit: int, lengths: list[int]
-) -> None:
-    tokenizer = tiny_tokenizer(CHATML)
-    whole = "x" * 600 if at is None else f"{'x' * at}STOP{'y' * 600}"
-    written = [*tokenizer(whole)["input_ids"]]
-    asked: list[Any] = []
-
-    async def engine(prompt: list[int], sampling: Sampling, seed: int) -> Generation:
-        asked.append((sampling.max_new_tokens, seed))
-        start = len(prompt) - 1
-        tokens = written[start : start + sampling.max_new_tokens]
-        return Generation(
-            request_id=0,
-            tokens=np.array(tokens, np.int32),
-            logprobs=-np.arange(start, start + len(tokens), dtype=np.float32),
-            finish_reason="length",
-            version=len(asked) // 2,
-        )
-
-    sampling = Sampling(max_new_tokens=limit)
-    found = asyncio.run(until_stop(engine, [7], sampling, 5, ["STOP"], tokenizer))
-    assert [length for length, _ in asked] == lengths
-    assert len({seed for _, seed in asked}) == len(asked)
-    assert asked[0][1] == 5
-    stopped = at is not None and at + 4 <= limit
-    kept = at + 4 if stopped and at is not None else limit
-    assert found.tokens.tolist() == written[:kept]
-    assert found.logprobs.tolist() == [-float(i) for i in range(kept)]
-    assert found.finish_reason == ("stop" if stopped else "length")
-    assert sum(count for _, count in found.versions) in (0, kept)
-    assert (found.versions == ()) == (len(lengths) == 1)
 
 
 def test_a_stop_string_that_is_a_token_is_the_engines_business() -> None:
