@@ -146,9 +146,7 @@ class RunConfig(Part):
     @model_validator(mode="after")
     def _correct_stale_rollouts(self) -> RunConfig:
         if self.rollout.max_staleness and "correction" not in self.model_fields_set:
-            from rlx.plugins.defaults import STALE_CORRECTION
-
-            self.correction = ComponentConfig(name=STALE_CORRECTION)
+            self.correction = ComponentConfig(name=stale_correction())
         return self
 
     @property
@@ -166,3 +164,10 @@ class RunConfig(Part):
         """Optimizer steps per training step."""
         minibatch = self.learner.minibatch_size or self.batch_size
         return self.learner.epochs * -(-self.batch_size // minibatch)
+
+
+def stale_correction() -> str:
+    """The correction that the built-in plugins name for rollouts older than the weights."""
+    from rlx.plugins.defaults import STALE_CORRECTION
+
+    return STALE_CORRECTION

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlx.core.config import RunConfig
+from rlx.core.config import RunConfig, stale_correction
 from rlx.core.errors import UsageError
 from rlx.core.settings_schema import allowed_values, key_of_location, known_keys
 from rlx.core.settings_tree import Problem, Tree
@@ -115,6 +115,7 @@ def load_settings(
                 tree.assign(names[flag], [*more, *value] if more else value, name)
         for text in sets:
             _apply_set(tree, text)
+        _correct_stale_rollouts(tree)
         return tree
 
     tree = build({})
@@ -218,6 +219,13 @@ def _apply_set(tree: Tree, text: str) -> None:
             fix="for example `--set learner.lr=1e-5`",
         )
     tree.assign_text(key.strip(), value, f"--set {key.strip()}")
+
+
+def _correct_stale_rollouts(tree: Tree) -> None:
+    """The default that depends on another setting, as `RunConfig` has it, with its origin."""
+    key = "rollout.max_staleness"
+    if tree.value(key) and nearest_origin(tree.origins, "correction.name") == DEFAULT:
+        tree.assign("correction", stale_correction(), f"default with {key}")
 
 
 def _recipe(*, model: Any, data: Any) -> Mapping[str, Any]:

@@ -286,3 +286,15 @@ def test_a_reward_is_found_by_the_short_name_that_metrics_show() -> None:
     sets = ["rewards.style.a=1", "rewards.style_2.b=2", "rewards.math.c=3", "rewards.0.d=4"]
     rewards = load_settings(flags=flags, sets=sets, env={}).config.rewards
     assert [reward.params for reward in rewards] == [{"a": 1, "d": 4}, {"b": 2}, {"c": 3}]
+
+
+def test_stale_rollouts_are_corrected_unless_a_correction_is_named():
+    ahead = {"max_staleness": 1}
+    assert RunConfig().correction.name == "none"
+    assert RunConfig(rollout=ahead).correction.name == "tis"
+    assert RunConfig(rollout=ahead, correction="none").correction.name == "none"
+    settings = load_settings(flags=ahead, env={})
+    assert settings.config.correction.name == "tis"
+    assert settings.origin("correction.name") == "default with rollout.max_staleness"
+    named = load_settings(flags={**ahead, "correction": "icepop"}, env={})
+    assert named.config.correction.name == "icepop"
