@@ -137,10 +137,13 @@ def generate(
     started = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     tasks = job.tasks.tasks
+    settings = folder / CONFIG_NAME
+    if not settings.exists():  # before the journal, so that whatever happens can be gone on with
+        settings.write_text(dump_yaml(job.config), encoding="utf-8")
     with Journal(folder / JOURNAL_NAME) as journal:
         resumed = len(journal)
         _check_same_data(journal, tasks)
-        (folder / CONFIG_NAME).write_text(dump_yaml(job.config), encoding="utf-8")
+        settings.write_text(dump_yaml(job.config), encoding="utf-8")
         missing = [number for number in range(len(tasks)) if number not in journal]
         failed = _sample(job, folder, journal, missing, status, progress) if missing else 0
         status("writing")
