@@ -221,10 +221,10 @@ def _report(job: GenerateJob, found: Generated, folder: Path) -> None:
         out.print(f"  {file.path.name:<18} {file.rows:,} rows")
         for reason, count in sorted(file.dropped.items()):
             out.print(f"  {'':<18} left out: {count:,} {reason}")
-    next_step(*_next_commands(job, found))
+    next_step(*_next_commands(job, found, folder))
 
 
-def _next_commands(job: GenerateJob, found: Generated) -> list[str]:
+def _next_commands(job: GenerateJob, found: Generated, folder: Path) -> list[str]:
     """What reads the files; the data settings that the rows are already made with fall away."""
     model = shlex.quote(job.config.model)
     plain = job.config.data.chat_template is False
@@ -236,4 +236,10 @@ def _next_commands(job: GenerateJob, found: Generated) -> list[str]:
             commands.append(
                 f"rlx {command} --model {model} --data {shlex.quote(str(file.path))}{more}"
             )
-    return commands or ["rlx generate --resume --output … --select best --select pairs"]
+    if commands:
+        return commands
+    place = shlex.quote(str(folder))
+    if job.config.rewards:
+        return [f"rlx generate --resume --output {place} --select best --select pairs"]
+    samples = next(shlex.quote(str(file.path)) for file in found.files.values())
+    return [f"rlx distill --model {model} --teacher MODEL --data {samples}{more}"]
