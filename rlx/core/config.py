@@ -20,6 +20,7 @@ from rlx.core.config_base import (
     default_component,
     short_names,
     split_weight,
+    stale_correction,
 )
 from rlx.core.config_data import (
     DataConfig,
@@ -164,10 +165,3 @@ class RunConfig(Part):
         """Optimizer steps per training step."""
         minibatch = self.learner.minibatch_size or self.batch_size
         return self.learner.epochs * -(-self.batch_size // minibatch)
-
-
-def stale_correction() -> str:
-    """The correction that the built-in plugins name for rollouts older than the weights."""
-    from rlx.plugins.defaults import STALE_CORRECTION
-
-    return STALE_CORRECTION

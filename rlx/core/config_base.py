@@ -122,3 +122,10 @@ def default_component(setting: str) -> Any:
 
 def as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
+
+
+def stale_correction() -> str:
+    """The correction that the built-in plugins name for rollouts older than the weights."""
+    from rlx.plugins.defaults import STALE_CORRECTION
+
+    return STALE_CORRECTION

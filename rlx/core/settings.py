@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlx.core.config import RunConfig, stale_correction
+from rlx.core.config import RunConfig
+from rlx.core.config_base import stale_correction
 from rlx.core.errors import UsageError
 from rlx.core.settings_schema import allowed_values, key_of_location, known_keys
 from rlx.core.settings_tree import Problem, Tree
