@@ -5,7 +5,9 @@ Source: Stojanovski et al. 2025, "Reasoning Gym" (arXiv:2505.24760).
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from rlx import Reward, RewardInputs, UsageError, component
@@ -63,9 +65,15 @@ def verify(sample: RewardInputs, *, tag: str = "answer") -> Reward:
     Args:
         tag: the answer is what stands in the last `<tag>…</tag>`, else the whole response.
     """
-    from reasoning_gym import get_score_answer_fn
-
     _, opened, after = sample.response.rpartition(f"<{tag}>")
     answer = (after.partition(f"</{tag}>")[0] if opened else sample.response).strip()
-    score = get_score_answer_fn(sample.task["task"])(answer, json.loads(sample.task["entry"]))
+    score = _scorer(sample.task["task"])(answer, json.loads(sample.task["entry"]))
     return Reward(float(score), metrics={"solved": float(score >= 1.0)})
+
+
+@functools.cache
+def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
+    """The task's verifier; making one may read files."""
+    from reasoning_gym import get_score_answer_fn
+
+    return get_score_answer_fn(task)
