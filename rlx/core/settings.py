@@ -121,7 +121,9 @@ def load_settings(
 
     tree = build({})
     data = None if tree.value("data.sources") else tree.value("data.path")
-    recipe = _recipe(model=tree.value("model"), data=data)
+    recipe = dict(_recipe(model=tree.value("model"), data=data))
+    if tree.value("eval.sources"):  # the recipe's evaluation is about its own data
+        recipe.pop("eval", None)
     return _validate(build(recipe) if recipe else tree)
 
 

@@ -38,7 +38,7 @@ HARM = {
     "fork bomb that catches errors": (
         "start = time.time()\nwhile time.time() < start + 1:\n"
         "    try: os.fork()\n    except OSError: pass\ndef f(x): return x\n",
-        r"ValueError|AssertionError|DiedError|more than 17 processes and threads",
+        r"ValueError|AssertionError|DiedError|time-out|more than 17 processes and threads",
     ),
     "endless loop": ("def f(x):\n    while True: pass\n", "time-out"),
     "endless sleep": ("def f(x): time.sleep(1000)\n", "time-out"),

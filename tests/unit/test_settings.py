@@ -274,6 +274,14 @@ def test_the_embedded_recipe_stands_between_defaults_and_files(tmp_path: Path) -
     assert load_settings(flags={"model": MODEL}, env={}).origin(key) == "default"
 
 
+def test_the_recipe_s_evaluation_gives_way_to_other_data() -> None:
+    assert load_settings(env={}).config.eval.samples > 1
+    own = load_settings(sets=["eval.sources=[{path: mine.jsonl}]"], env={}).config.eval
+    assert (own.samples, own.max_tasks, own.every) == (1, None, 0)
+    assert [source.path for source in own.sources] == ["mine.jsonl"]
+    assert load_settings(sets=["eval.samples=2"], env={}).config.eval.sources
+
+
 def test_the_recipe_s_task_settings_go_with_its_task() -> None:
     own = load_settings(flags={"data": "rows.jsonl"}, env={})
     assert own.origin("rewards.0.name") == "default"
