@@ -103,7 +103,10 @@ def serve_reward(
 
 def _selected(rewards: list[str], models: list[str], files: list[Path], sets: list[str]) -> Any:
     """References with weights, and the policy, from the same settings as a run's."""
+    from rlx.core.component import tags_of
+    from rlx.core.models import stored_weights
     from rlx.core.plugins import PluginSystem
+    from rlx.core.selection import loaded_models
     from rlx.core.settings import load_settings
 
     chosen: list[Any] = list(rewards)
@@ -121,7 +124,10 @@ def _selected(rewards: list[str], models: list[str], files: list[Path], sets: li
     plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
     references = []
     for index, item in enumerate(config.rewards):
-        ref = plugins.ref("rewards", item.name, item.params, where=f"rewards.{index}")
+        key = f"rewards.{index}"
+        ref = plugins.ref("rewards", item.name, item.params, where=key)
+        for _, name in loaded_models(ref, tags_of(ref.load()), key):
+            stored_weights(name, where=f"{key}: {item.name}")
         references.append((ref, item.weight))
     return references, config.reward
 

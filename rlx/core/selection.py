@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,16 +121,19 @@ def select(
         aggregation=configured if configured != "auto" else named or DEFAULT_AGGREGATION,
         needs_label=next((ref.name for (ref, tags), _ in rewards if tags.needs_label), None),
         loads=tuple(
-            (f"rewards.{index}.params.{name}", model)
+            found
             for index, ((ref, tags), _) in enumerate(rewards)
-            for name in tags.loads
-            for model in _models(ref.params.get(name))
+            for found in loaded_models(ref, tags, f"rewards.{index}")
         ),
     )
 
 
-def _models(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or ())
+def loaded_models(ref: ComponentRef, tags: Tags, key: str) -> Iterator[tuple[str, str]]:
+    """The models that a component loads: the setting below `key` that names one, and its name."""
+    for name in tags.loads:
+        value = ref.params.get(name)
+        for model in [value] if isinstance(value, str) else value or ():
+            yield f"{key}.params.{name}", model
 
 
 def located(error: UsageError, key: str, origins: Mapping[str, str]) -> UsageError:
