@@ -40,10 +40,7 @@ def import_target(
     module_name, _, attribute = target.rpartition(":")
     try:
         with imported():
-            if module_name.endswith(".py"):
-                module = import_file(_locate(module_name, source_hash))
-            else:
-                module = importlib.import_module(module_name)
+            module = import_place(module_name, source_hash)
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
@@ -72,6 +69,13 @@ def imported() -> Iterator[None]:
     """Keep what a plugin prints while it is imported out of the command's own output."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+def import_place(place: str, source_hash: str | None = None) -> ModuleType:
+    """Import a module by its name, or a file by its path; see `import_target`."""
+    if place.endswith(".py"):
+        return import_file(_locate(place, source_hash))
+    return importlib.import_module(place)
 
 
 def import_file(path: Path) -> ModuleType:

@@ -25,11 +25,12 @@ from rlx.core.discovery import (
 )
 from rlx.core.errors import UsageError
 from rlx.core.hooks import Hooks
-from rlx.core.hookspecs import WorkerContext
 from rlx.core.importing import extend_path, import_file, imported, plugin_traceback
 from rlx.core.references import ComponentRef
 from rlx.core.registry import BUILTIN, Entry, Provider, Registrar, Registry
 from rlx.core.resolver import checked, describe, file_without_attribute, make_ref, object_name
+from rlx.core.worker_hooks import HOOK as WORKER_HOOK
+from rlx.core.worker_hooks import HookRef
 
 RLXFILE: Final = "rlxfile.py"
 _SLOW: Final = 2.0
@@ -65,6 +66,7 @@ class PluginSystem:
         """Every warning that was given while loading."""
         self.rlxfile: Path | None = None
         """The project's own hook plugin, when there is one and it is switched on."""
+        self._hook_targets: dict[str, tuple[str, Provider]] = {}
         self.notices: list[str] = []
         """What the CLI tells once: a project's own rlxfile is in use, for example."""
 
@@ -189,6 +191,20 @@ class PluginSystem:
         """Return the metrics of `rlx_step_metrics(run, step, batch)`, named `<plugin>/<key>`."""
         return self.hook.step_metrics(**arguments)
 
+    def worker_hooks(self) -> tuple[HookRef, ...]:
+        """Return references to the plugins that want to be called in workers."""
+        return tuple(
+            HookRef(
+                plugin=label,
+                target=target,
+                source_hash=self.hook.source_hash(label),
+                search_path=self.search_path,
+                distribution=provider.distribution,
+            )
+            for label, (target, provider) in self._hook_targets.items()
+            if WORKER_HOOK in self.hook.implemented(label)
+        )
+
     def manifest(self, refs: Iterable[ComponentRef] = ()) -> dict[str, Any]:
         """Return the provenance of plugins and of the selected components, JSON-like."""
         return {
@@ -292,6 +308,8 @@ class PluginSystem:
             for oddity in self.hook.register(plugin, label):
                 self._warn(f"hook plugin {name!r} of {provider}: {oddity}")
             self._collect(label, provider)
+            place, _, attribute = target.partition("[")[0].replace(" ", "").partition(":")
+            self._hook_targets[label] = (f"{place}:{attribute}", provider)
             seconds = time.perf_counter() - started
             if seconds > _SLOW:
                 self.notices.append(
@@ -365,18 +383,3 @@ def default_system() -> PluginSystem:
         key = (*key[:2], tuple(sys.path))
         _systems[key] = system
     return _systems[key]
-
-
-def start_worker(
-    ctx: WorkerContext,
-    *,
-    disable: Collection[str] = (),
-    search_path: Iterable[str | Path] | None = None,
-    rlxfile: bool = True,
-) -> None:
-    """Call `rlx_on_worker_start` in a worker process, with the driver's choice of plugins.
-
-    In a process without hook plugins this reads metadata only. Exceptions propagate.
-    """
-    system = PluginSystem.load(disable=disable, search_path=search_path, rlxfile=rlxfile)
-    system.control("rlx_on_worker_start", ctx=ctx)

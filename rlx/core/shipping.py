@@ -13,9 +13,10 @@ from rlx.core.registry import BUILTIN
 
 if TYPE_CHECKING:
     from rlx.core.references import ComponentRef
+    from rlx.core.worker_hooks import HookRef
 
 
-def shipped_modules(refs: Iterable[ComponentRef]) -> list[Path]:
+def shipped_modules(refs: Iterable[ComponentRef | HookRef]) -> list[Path]:
     """Return files and package folders that other nodes can't have, for Ray's `py_modules`.
 
     These are the references' targets and what they import, also inside of functions, as far as it
@@ -43,7 +44,7 @@ def shipped_modules(refs: Iterable[ComponentRef]) -> list[Path]:
     return sorted(shipped)
 
 
-def _of_plugin(ref: ComponentRef) -> Path | None:
+def _of_plugin(ref: ComponentRef | HookRef) -> Path | None:
     """Return where a plugin that is installed here lies: other nodes need not have it."""
     if ref.distribution in (None, BUILTIN):
         return None

@@ -7,7 +7,9 @@ import importlib.util
 import inspect
 import logging
 import os
+import pickle
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -20,9 +22,11 @@ from rlx.core.component import KINDS
 from rlx.core.config import RunConfig
 from rlx.core.hooks import Hooks
 from rlx.core.hookspecs import HOOKS, WorkerContext
-from rlx.core.plugins import PluginSystem, start_worker
+from rlx.core.plugins import PluginSystem
 from rlx.core.registry import Provider
 from rlx.core.rollouts import Group, Rollout, Task, TrainBatch
+from rlx.core.shipping import shipped_modules
+from rlx.core.worker_hooks import call_in_worker
 
 ROOT = Path(__file__).resolve().parents[2]
 spec = importlib.util.spec_from_file_location("hooks_page", ROOT / "scripts" / "hooks_page.py")
@@ -433,16 +437,40 @@ def test_class_as_plugin_is_refused() -> None:
     assert Hooks().register(Plugin(), "p") == []
 
 
+WORKER_HOOK = """
+import pathlib, rlx
+
+@rlx.hookimpl
+def rlx_on_worker_start(ctx):
+    (pathlib.Path(ctx.run_folder) / 'rank').write_text(f'{ctx.role} {ctx.rank}')
+"""
+
+
 def test_worker_process_calls_the_hook_of_the_projects_rlxfile(tmp_path: Path) -> None:
-    (tmp_path / "rlxfile.py").write_text(
-        "import pathlib, rlx\n\n@rlx.hookimpl\ndef rlx_on_worker_start(ctx):\n"
-        "    (pathlib.Path(ctx.run_folder) / 'rank').write_text(f'{ctx.role} {ctx.rank}')\n"
-    )
+    (tmp_path / "rlxfile.py").write_text(WORKER_HOOK)
     ctx = WorkerContext(role="learner", rank=1, world_size=2, run_folder=str(tmp_path))
-    start_worker(ctx, search_path=[tmp_path], rlxfile=False)
-    assert not (tmp_path / "rank").exists()
-    start_worker(ctx, search_path=[tmp_path])
+    assert PluginSystem.load(search_path=[tmp_path], rlxfile=False).worker_hooks() == ()
+    refs = PluginSystem.load(search_path=[tmp_path]).worker_hooks()
+    assert pickle.loads(pickle.dumps(refs)) == refs
+    assert [str(path) for path in shipped_modules(refs)] == [str(tmp_path / "rlxfile.py")]
+    call_in_worker(refs, ctx)
     assert (tmp_path / "rank").read_text() == "learner 1"
+
+
+def test_worker_refuses_a_hook_plugin_with_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if "pytest-of" not in one])
+    ctx = WorkerContext(role="learner", rank=0, world_size=1, run_folder=str(tmp_path))
+    (tmp_path / "rlxfile.py").write_text(WORKER_HOOK)
+    refs = PluginSystem.load(search_path=[tmp_path]).worker_hooks()
+    (tmp_path / "rlxfile.py").write_text(f"{WORKER_HOOK}# edited on this node\n")
+    with pytest.raises(rlx.UsageError, match="differs between the driver and this process"):
+        call_in_worker(refs, ctx)
+    (tmp_path / "rlxfile.py").unlink()
+    with pytest.raises(rlx.UsageError, match="is not in this process"):
+        call_in_worker(refs, ctx)
+    assert not (tmp_path / "rank").exists()
 
 
 def test_run_offers_what_the_hooks_promise(tmp_path: Path) -> None:

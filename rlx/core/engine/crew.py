@@ -20,6 +20,7 @@ from rlx.core.engine.runtime import (
 )
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef
+from rlx.core.shipping import shipped_modules
 
 
 class Selected(Protocol):
@@ -54,12 +55,7 @@ class Crew:
         self._config = config
         self._selection = selection
         self._logs = folder / "logs"
-        self._hooks = WorkerHooks(
-            disable=tuple(config.plugins.disable),
-            search_path=tuple(str(path) for path in plugins.search_path),
-            rlxfile=plugins.rlxfile is not None,
-            run_folder=str(folder),
-        )
+        self._hooks = WorkerHooks(refs=plugins.worker_hooks(), run_folder=str(folder))
         self._status = status
         self._runtime: Runtime | None = None
         self.facts: dict[str, Any] = {}
@@ -113,6 +109,9 @@ class Crew:
         if self._runtime is not None:
             await self._runtime.close()
 
+    def _shipped_hooks(self) -> list[str]:
+        return [str(path) for path in shipped_modules(self._hooks.refs)]
+
     async def _open_runtime(self, count: int) -> Runtime:
         if self._config.runtime.kind == "inline":
             return InlineRuntime()
@@ -121,7 +120,7 @@ class Crew:
             self._config.runtime,
             logs=self._logs,
             workers=count,
-            modules=self._selection.shipped_modules(),
+            modules=sorted({*self._selection.shipped_modules(), *self._shipped_hooks()}),
         )
         await asyncio.to_thread(runtime.connect)
         return runtime

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from rlx.core.config import RuntimeConfig
 from rlx.core.errors import EngineError
 from rlx.core.hook_types import WorkerContext
-from rlx.core.plugins import start_worker
+from rlx.core.worker_hooks import HookRef, call_in_worker
 
 _THREADS = {
     # Phases take turns on the same cores: a worker that waits must not spin.
@@ -40,16 +40,12 @@ _TOKEN = Path.home() / ".ray" / "auth_token"
 class WorkerHooks:
     """The driver's choice of plugins, for `rlx_on_worker_start` in the worker's process."""
 
-    disable: tuple[str, ...]
-    search_path: tuple[str, ...]
-    rlxfile: bool
+    refs: tuple[HookRef, ...]
     run_folder: str
 
     def run(self, role: str, rank: int, world: int) -> None:
         context = WorkerContext(role=role, rank=rank, world_size=world, run_folder=self.run_folder)
-        start_worker(
-            context, disable=self.disable, search_path=self.search_path, rlxfile=self.rlxfile
-        )
+        call_in_worker(self.refs, context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
