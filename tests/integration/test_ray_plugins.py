@@ -174,6 +174,16 @@ def test_run_on_somebody_elses_ray_equals_the_one_in_process(cluster: str, works
     assert metrics(workspace / "ray") == metrics(workspace / "inline")
 
 
+STARTS = """
+import pathlib
+import rlx
+
+@rlx.hookimpl
+def rlx_on_worker_start(ctx):
+    (pathlib.Path(ctx.run_folder) / f"started-{ctx.role}-{ctx.rank}").touch()
+"""
+
+
 def test_plugin_that_only_the_driver_has_installed_trains_on_the_cluster(
     cluster: str, workspace: Path, tmp_path: Path
 ) -> None:
@@ -181,9 +191,10 @@ def test_plugin_that_only_the_driver_has_installed_trains_on_the_cluster(
     wheel = write_wheel(
         tmp_path / "wheels",
         "rlx-far",
-        {"rlx.losses": {"far": "far_pkg.loss:far"}},
+        {"rlx.losses": {"far": "far_pkg.loss:far"}, "rlx": {"far": "far_pkg.hooks"}},
         {
             "far_pkg/__init__.py": "",
+            "far_pkg/hooks.py": STARTS,
             "far_pkg/loss.py": "from .bounds import HIGH\n\n"
             "def far(x):\n    return -x.ratio.clamp(max=HIGH) * x.advantages\n",
             "far_pkg/bounds.py": "HIGH = 1.5\n",
@@ -199,6 +210,8 @@ def test_plugin_that_only_the_driver_has_installed_trains_on_the_cluster(
         if item["kind"] == "losses"
     ]
     assert component["distribution"] == "rlx-far"
+    started = {path.name for path in (workspace / "out").glob("started-*")}
+    assert {"started-learner-0", "started-rollout-0", "started-reward-0"} <= started
     assert importlib.util.find_spec("far_pkg") is None, "the cluster's Python doesn't have it"
 
 
