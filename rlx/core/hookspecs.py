@@ -307,7 +307,8 @@ def rlx_on_run_end(run: RunView, error: BaseException | None) -> None:
 def rlx_on_worker_start(ctx: WorkerContext) -> None:
     """Prepare a worker process: environment variables, seeds, patches, profilers.
 
-    When: in each worker, before it loads its model.
+    When: in each worker, before it loads its model; of the plugins that the driver has switched on,
+    which are shipped to where they are missing, and from the same source.
     Process: every worker process; with `--runtime inline` the driver.
     Mode: control; every implementation is called.
     On failure: the exception ends the run.
