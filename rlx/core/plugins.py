@@ -149,7 +149,10 @@ class PluginSystem:
                 fix="it returns a ComponentRef or None",
             )
         if ":" in name:
-            return self._make(kind, name, name, where, None)
+            try:
+                return self._make(kind, name, name, where, None)
+            except UsageError as error:
+                raise self._meant_by_name(kind, name, error) from error.__cause__
         if name.endswith(".py"):
             raise file_without_attribute(kind, name, where)
         raise self.registry.unknown(kind, name, where=where)
@@ -225,6 +228,15 @@ class PluginSystem:
             ],
             "components": [ref.describe() for ref in refs],
         }
+
+    def _meant_by_name(self, kind: str, text: str, error: UsageError) -> UsageError:
+        """The error about `math:x`, where `math` is a name: that may have been meant."""
+        name = text.partition(":")[0]
+        if name not in self.registry.names(kind):
+            return error
+        weight = f", with a weight {name}:0.5" if kind == "rewards" else ""
+        fix = f"the {singular(kind)} of the name {name!r} is selected by {name}{weight}"
+        return UsageError(error.what, where=error.where, fix=fix)
 
     def _make(
         self,

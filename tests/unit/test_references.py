@@ -285,3 +285,13 @@ def test_configuration_takes_functions_of_modules_and_files(project: Path) -> No
     for nameless in (lambda x: x, of_file(by=2.0)):
         with pytest.raises(ValueError, match="is not under its own name in its module"):
             rlx.RunConfig(estimator=nameless)
+
+
+def test_name_with_something_after_a_colon_is_told_how_names_are_written() -> None:
+    system = PluginSystem.load(hooks=False, rlxfile=False)
+    with pytest.raises(UsageError) as caught:
+        system.ref("rewards", "math:x")
+    assert caught.value.fix.endswith("is selected by math, with a weight math:0.5")
+    with pytest.raises(UsageError, match="there is no module 'gspo'") as caught:
+        system.ref("losses", "gspo:0.5")
+    assert caught.value.fix.endswith("is selected by gspo")
