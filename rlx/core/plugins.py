@@ -305,8 +305,9 @@ class PluginSystem:
         path = self.rlxfile
         if path is not None:
             provider = Provider(distribution="rlxfile")
-            self.notices.append(f"using the hooks of {path} (switch off with --no-rlxfile)")
             self._take_hooks("rlxfile", str(path), provider, lambda: import_file(path))
+            if "rlxfile" in self.hook.plugins():  # not broken
+                self.notices.append(f"using the hooks of {path} (switch off with --no-rlxfile)")
 
     def _take_hooks(self, name: str, target: str, provider: Provider, load: Any) -> None:
         """Import a hook plugin and let it register; a failure is a warning, the rest goes on."""

@@ -214,3 +214,14 @@ def test_an_installation_that_is_seen_twice_counts_once(tmp_path: Path, monkeypa
         monkeypatch.syspath_prepend(str(folder))
     (found,) = [item for item in scan() if item.provider.distribution == "rlx-twice"]
     assert found.provider.version == "2.0"
+
+
+@pytest.mark.parametrize("content", [b"1 / 0\n", b"\xff\xfe"])
+def test_broken_rlxfile_is_a_warning_and_said_to_be_in_use_nowhere(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "rlxfile.py").write_bytes(content)
+    system, (message,) = warned_by_loading(search_path=[tmp_path])
+    assert "failed to load and is not used" in message
+    assert system.notices == []
+    assert warned_by_loading(search_path=[tmp_path], disable=["rlxfile"])[1] == []
