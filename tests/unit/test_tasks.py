@@ -142,7 +142,11 @@ def test_tasks_are_a_sequence(tmp_path: Path) -> None:
         ([SUM], {"template": "\\boxed{"}, "no format string"),
         ([SUM], {"template": "Answer:"}, "has no {prompt}"),
         ([SUM | {"n": 1}, SUM], {"template": "{prompt}{n:d}"}, "can't be filled with row 1"),
-        ([SUM], {"limit": 2}, "the only prompt is too long: the shortest has 4 tokens or more, 2 fit"),
+        (
+            [SUM],
+            {"limit": 2},
+            "the only prompt is too long: the shortest has 4 tokens or more, 2 fit",
+        ),
         ([SUM], {"limit": 2, "too_long": "error"}, "the prompt of row 0 has 4 tokens, 2 fit"),
     ],
 )
