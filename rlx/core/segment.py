@@ -70,7 +70,7 @@ class Segment:
         A call that was aborted may have sampled nothing, and is then no turn. Raises EngineError
         for tokens and log-probs that do not fit, and for no tokens otherwise.
         """
-        tokens = [int(token) for token in generation.tokens]
+        tokens: list[int] = np.asarray(generation.tokens).tolist()
         if len(tokens) != len(generation.logprobs):
             raise EngineError(
                 f"the engine gave {len(tokens)} tokens and {len(generation.logprobs)} log-probs"
