@@ -361,7 +361,7 @@ class Episode:
             text=shown,
             tokens=tokens,
             finish_reason=generation.finish_reason,
-            logprobs=[float(value) for value in generation.logprobs],
+            logprobs=np.asarray(generation.logprobs, np.float64).tolist(),
             message=message,
             prompt_length=prompt_length,
             stop=word,

@@ -17,6 +17,8 @@ from rlx.core.generation import Generation
 
 def stop_token_ids(stop: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
     """Ids of the stop strings that are tokens of their own, which no other token can contain."""
+    if not stop:  # asking a tokenizer for its additions takes longer than all the rest of a turn
+        return ()
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     return tuple(added[text] for text in stop if text in added)
 
