@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +101,7 @@ def teacher_of(model: str) -> str:
     """Another random model of the same shape, written when first asked for."""
     folder = Path(model).with_name(f"{Path(model).name}-teacher")
     if not folder.exists():
-        partial = folder.with_name(f"{folder.name}-{os.getpid()}")
-        write_model(partial, seed=1)
-        with contextlib.suppress(OSError):  # another rank was faster
-            partial.rename(folder)
+        write_model(folder, seed=1)
     return str(folder)
 
 

@@ -19,6 +19,7 @@ from objective_cases import (
     others_of,
     rows_for,
     started_objective,
+    teacher_of,
 )
 
 from rlx.core.engine.learner.packing import make_micro_batches
@@ -97,6 +98,7 @@ def test_objectives_differ_from_one_another(whole: dict[str, Any]) -> None:
 def ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks observed (costs a start of two processes, about 25 s)."""
     folder, port = tmp_path_factory.mktemp("ranks"), free_port()
+    teacher_of(model)  # in a process group transformers writes a model on the first rank only
     spawn = multiprocessing.get_context("spawn")
     processes = [
         spawn.Process(target=objective_ranks.main, args=(rank, port, model, str(folder)))
