@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from rlx.cli.options import component_names, key_names, words
+from rlx.cli.common_options import (
+    ALGORITHM,
+    PLACES,
+    SIZES,
+    CheckpointEvery,
+    ConfigFiles,
+    Count,
+    EvalEvery,
+    NoPlugin,
+    NoRlxfile,
+    Number,
+    Output,
+    Runtime,
+    Text,
+    Trackers,
+    component_names,
+    key_names,
+)
 
 FLAGS: Final[Mapping[str, str]] = {
     "model": "model",
@@ -34,11 +50,6 @@ FLAGS: Final[Mapping[str, str]] = {
     "no_plugin": "plugins.disable",
 }
 """Flag → key of the configuration."""
-_WHAT, _SIZES, _PLACES = "What is trained, and how", "Sizes", "Where it runs and writes"
-
-Text = str | None
-Count = int | None
-Number = float | None
 
 
 def _option(flag: str, help: str, panel: str, complete: Any = None, **more: Any) -> Any:
@@ -46,97 +57,61 @@ def _option(flag: str, help: str, panel: str, complete: Any = None, **more: Any)
 
 
 def declared(
-    model: Annotated[Text, _option("--model", "Folder or hub name.", _WHAT)] = None,
+    model: Annotated[Text, _option("--model", "Folder or hub name.", ALGORITHM)] = None,
     data: Annotated[
-        Text, _option("--data", "File, folder, hub name or file.py:load.", _WHAT)
+        Text, _option("--data", "File, folder, hub name or file.py:load.", ALGORITHM)
     ] = None,
     eval_data: Annotated[
         list[str] | None,
-        _option("--eval-data", "Held-out data; repeatable.", _WHAT, metavar="DATA"),
+        _option("--eval-data", "Held-out data; repeatable.", ALGORITHM, metavar="DATA"),
     ] = None,
     objective: Annotated[
         Text,
         _option(
             "--objective",
             "Objective, in place of the command's.",
-            _WHAT,
+            ALGORITHM,
             component_names("objectives"),
             metavar="NAME",
         ),
     ] = None,
     reference: Annotated[
         Text,
-        _option("--reference", "Reference model (default: where training starts).", _WHAT),
+        _option("--reference", "Reference model (default: where training starts).", ALGORITHM),
     ] = None,
     teacher: Annotated[
-        Text, _option("--teacher", "Model to distil from, of the same vocabulary.", _WHAT)
+        Text, _option("--teacher", "Model to distil from, of the same vocabulary.", ALGORITHM)
     ] = None,
-    lr: Annotated[Number, _option("--lr", "Learning rate.", _WHAT)] = None,
-    seed: Annotated[Count, _option("--seed", "Of everything random.", _WHAT)] = None,
-    epochs: Annotated[Number, _option("--epochs", "Passes over the data (default: 1).", _SIZES)] = (
+    lr: Annotated[Number, _option("--lr", "Learning rate.", ALGORITHM)] = None,
+    seed: Annotated[Count, _option("--seed", "Of everything random.", ALGORITHM)] = None,
+    epochs: Annotated[Number, _option("--epochs", "Passes over the data (default: 1).", SIZES)] = (
         None
     ),
     steps: Annotated[
-        Count, _option("--steps", "Optimizer steps, in place of epochs.", _SIZES)
+        Count, _option("--steps", "Optimizer steps, in place of epochs.", SIZES)
     ] = None,
     batch_size: Annotated[
-        Count, _option("--batch-size", "Rows of an optimizer step (default: 32).", _SIZES)
+        Count, _option("--batch-size", "Rows of an optimizer step (default: 32).", SIZES)
     ] = None,
     max_length: Annotated[
-        Count, _option("--max-length", "Longest sequence in tokens.", _SIZES)
+        Count, _option("--max-length", "Longest sequence in tokens.", SIZES)
     ] = None,
     max_samples: Annotated[
-        Count, _option("--max-samples", "Rows taken from each data set.", _SIZES)
+        Count, _option("--max-samples", "Rows taken from each data set.", SIZES)
     ] = None,
-    ranks: Annotated[Count, _option("--ranks", "Processes that train together.", _PLACES)] = None,
-    runtime: Annotated[
-        Text,
-        _option(
-            "--runtime",
-            "ray, or inline: all in this process, for breakpoint().",
-            _PLACES,
-            words("ray", "inline"),
-        ),
-    ] = None,
-    output: Annotated[
-        Text, _option("--output", "Run folder (default: runs/NAME).", _PLACES)
-    ] = None,
-    checkpoint_every: Annotated[
-        Count, _option("--checkpoint-every", "Steps between checkpoints.", _PLACES)
-    ] = None,
-    eval_every: Annotated[
-        Count, _option("--eval-every", "Steps between evaluations; 0: at the end.", _PLACES)
-    ] = None,
+    ranks: Annotated[Count, _option("--ranks", "Processes that train together.", PLACES)] = None,
+    runtime: Runtime = None,
+    output: Output = None,
+    checkpoint_every: CheckpointEvery = None,
+    eval_every: EvalEvery = None,
     best: Annotated[
         Text,
-        _option("--best", "Metric by which a checkpoint is kept.", _PLACES, metavar="METRIC"),
+        _option("--best", "Metric by which a checkpoint is kept.", PLACES, metavar="METRIC"),
     ] = None,
-    tracker: Annotated[
-        list[str] | None,
-        _option(
-            "--tracker",
-            "Where metrics go; repeatable.",
-            _PLACES,
-            component_names("trackers"),
-            metavar="NAME",
-        ),
-    ] = None,
-    no_plugin: Annotated[
-        list[str] | None,
-        _option(
-            "--no-plugin", "Distribution that is not loaded; repeatable.", _PLACES, metavar="DIST"
-        ),
-    ] = None,
-    no_rlxfile: Annotated[
-        bool,
-        typer.Option(
-            "--no-rlxfile", help="Leave the hooks of ./rlxfile.py out.", rich_help_panel=_PLACES
-        ),
-    ] = False,
-    config: Annotated[
-        list[Path] | None,
-        typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
-    ] = None,
+    tracker: Trackers = None,
+    no_plugin: NoPlugin = None,
+    no_rlxfile: NoRlxfile = False,
+    config: ConfigFiles = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(

@@ -12,72 +12,50 @@ from typing import Annotated, Any
 
 import typer
 
-from rlx.core.config import RunConfig
+from rlx.cli.common_options import (
+    ALGORITHM,
+    PLACES,
+    SIZES,
+    CheckpointEvery,
+    ConfigFiles,
+    Count,
+    EvalEvery,
+    NoPlugin,
+    NoRlxfile,
+    Number,
+    Output,
+    Runtime,
+    Text,
+    Trackers,
+    component_names,
+    key_names,
+    option,
+    words,
+)
 from rlx.core.errors import UsageError
 from rlx.core.run import CONFIG_NAME, MANIFEST_NAME
-from rlx.core.settings import DEFAULT, FLAGS, Settings, known_keys, load_settings
-
-_DEFAULTS = RunConfig()
-_ALGORITHM, _SIZES, _PLACES = "What is trained, and how", "Sizes", "Where it runs and writes"
-
-
-def component_names(kind: str) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        from rlx.core.plugins import PluginSystem
-
-        names = PluginSystem.load(hooks=False).names(kind)
-        return [name for name in names if name.startswith(incomplete)]
-
-    return complete
-
-
-def words(*words: str) -> Callable[[str], list[str]]:
-    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
-
-
-def key_names(incomplete: str) -> list[str]:
-    return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
-
-
-def _option(flag: str, help: str, panel: str, complete: Any = None, **more: Any) -> Any:
-    text = help + _default_of(flag)
-    return typer.Option(flag, help=text, rich_help_panel=panel, autocompletion=complete, **more)
-
-
-def _default_of(flag: str) -> str:
-    """` (default: ppo)`: the default of the setting behind a flag."""
-    node: Any = _DEFAULTS
-    for word in FLAGS[flag.removeprefix("--").replace("-", "_")].split("."):
-        node = getattr(node, word)
-    names = [item.name for item in node] if isinstance(node, list) else getattr(node, "name", node)
-    text = ", ".join(names) if isinstance(names, list) else str(names)
-    return f" (default: {text})" if text not in ("", "None") else ""
+from rlx.core.settings import DEFAULT, FLAGS, Settings, load_settings
 
 
 def _component(flag: str, help: str, kind: str) -> Any:
-    return _option(flag, help, _ALGORITHM, component_names(kind), metavar="NAME")
-
-
-Text = str | None
-Count = int | None
-Number = float | None
+    return option(flag, help, ALGORITHM, component_names(kind), metavar="NAME")
 
 
 def _declared(
-    model: Annotated[Text, _option("--model", "Folder or hub name.", _ALGORITHM)] = None,
+    model: Annotated[Text, option("--model", "Folder or hub name.", ALGORITHM)] = None,
     data: Annotated[
-        Text, _option("--data", "File, folder, hub name or file.py:load.", _ALGORITHM)
+        Text, option("--data", "File, folder, hub name or file.py:load.", ALGORITHM)
     ] = None,
     eval_data: Annotated[
         list[str] | None,
-        _option("--eval-data", "Data to evaluate on; repeatable.", _ALGORITHM, metavar="DATA"),
+        option("--eval-data", "Data to evaluate on; repeatable.", ALGORITHM, metavar="DATA"),
     ] = None,
     reward: Annotated[
         list[str] | None,
-        _option(
+        option(
             "--reward",
             "Reward, with a weight if wanted; repeatable.",
-            _ALGORITHM,
+            ALGORITHM,
             component_names("rewards"),
             metavar="NAME[:WEIGHT]",
         ),
@@ -93,86 +71,48 @@ def _declared(
     sampler: Annotated[
         Text, _component("--sampler", "Chooses tasks, keeps groups.", "samplers")
     ] = None,
-    lr: Annotated[Number, _option("--lr", "Learning rate.", _ALGORITHM)] = None,
+    lr: Annotated[Number, option("--lr", "Learning rate.", ALGORITHM)] = None,
     kl_coef: Annotated[
-        Number, _option("--kl-coef", "Weight of the KL to the reference model.", _ALGORITHM)
+        Number, option("--kl-coef", "Weight of the KL to the reference model.", ALGORITHM)
     ] = None,
     aggregation: Annotated[
         Text,
-        _option(
+        option(
             "--aggregation",
             "Reduction of the loss over tokens.",
-            _ALGORITHM,
+            ALGORITHM,
             words("auto", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
         ),
     ] = None,
     temperature: Annotated[
-        Number, _option("--temperature", "Of sampling, and of the learner.", _ALGORITHM)
+        Number, option("--temperature", "Of sampling, and of the learner.", ALGORITHM)
     ] = None,
-    seed: Annotated[Count, _option("--seed", "Of everything random.", _ALGORITHM)] = None,
-    steps: Annotated[Count, _option("--steps", "Training steps.", _SIZES)] = None,
-    groups: Annotated[Count, _option("--groups", "P, tasks per step.", _SIZES)] = None,
-    group_size: Annotated[Count, _option("--group-size", "G, rollouts per task.", _SIZES)] = None,
+    seed: Annotated[Count, option("--seed", "Of everything random.", ALGORITHM)] = None,
+    steps: Annotated[Count, option("--steps", "Training steps.", SIZES)] = None,
+    groups: Annotated[Count, option("--groups", "P, tasks per step.", SIZES)] = None,
+    group_size: Annotated[Count, option("--group-size", "G, rollouts per task.", SIZES)] = None,
     max_staleness: Annotated[
         Count,
-        _option("--max-staleness", "Steps that generation may run ahead; 0: takes turns.", _SIZES),
+        option("--max-staleness", "Steps that generation may run ahead; 0: takes turns.", SIZES),
     ] = None,
-    max_new_tokens: Annotated[
-        Count, _option("--max-new-tokens", "Longest response.", _SIZES)
-    ] = None,
+    max_new_tokens: Annotated[Count, option("--max-new-tokens", "Longest response.", SIZES)] = None,
     engine: Annotated[
         Text,
-        _option(
+        option(
             "--engine",
             "Generates: vllm or transformers.",
-            _PLACES,
+            PLACES,
             words("vllm", "transformers"),
         ),
     ] = None,
-    runtime: Annotated[
-        Text,
-        _option(
-            "--runtime",
-            "ray, or inline: all in this process, for breakpoint().",
-            _PLACES,
-            words("ray", "inline"),
-        ),
-    ] = None,
-    output: Annotated[
-        Text, _option("--output", "Run folder (default: runs/NAME).", _PLACES)
-    ] = None,
-    checkpoint_every: Annotated[
-        Count, _option("--checkpoint-every", "Steps between checkpoints.", _PLACES)
-    ] = None,
-    eval_every: Annotated[
-        Count, _option("--eval-every", "Steps between evaluations; 0: at the end.", _PLACES)
-    ] = None,
-    tracker: Annotated[
-        list[str] | None,
-        _option(
-            "--tracker",
-            "Where metrics go; repeatable.",
-            _PLACES,
-            component_names("trackers"),
-            metavar="NAME",
-        ),
-    ] = None,
-    no_plugin: Annotated[
-        list[str] | None,
-        _option(
-            "--no-plugin", "Distribution that is not loaded; repeatable.", _PLACES, metavar="DIST"
-        ),
-    ] = None,
-    no_rlxfile: Annotated[
-        bool,
-        typer.Option(
-            "--no-rlxfile", help="Leave the hooks of ./rlxfile.py out.", rich_help_panel=_PLACES
-        ),
-    ] = False,
-    config: Annotated[
-        list[Path] | None,
-        typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
-    ] = None,
+    runtime: Runtime = None,
+    output: Output = None,
+    checkpoint_every: CheckpointEvery = None,
+    eval_every: EvalEvery = None,
+    tracker: Trackers = None,
+    no_plugin: NoPlugin = None,
+    no_rlxfile: NoRlxfile = False,
+    config: ConfigFiles = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
