@@ -8,6 +8,8 @@ from typing import Any
 from rich.panel import Panel
 from rich.text import Text
 
+from rlx.core.messages import encodable
+
 _TRAINED = "bold green"
 _GIVEN = "dim"
 _NUMBERS = "cyan"
@@ -47,7 +49,7 @@ def _only_turn(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add(body: Text, mark: str, text: str, style: str) -> None:
-    for line in text.split("\n"):
+    for line in encodable(text).split("\n"):
         body.append(f"{mark} {line}\n", style=style)
 
 

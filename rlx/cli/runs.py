@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rlx.cli.rollout_view import LEGEND, rollout_panel
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.messages import encodable
 from rlx.core.run import CONFIG_NAME, MANIFEST_NAME, METRICS_NAME, is_finished
 from rlx.core.yaml_text import parse_file
 
@@ -114,7 +115,7 @@ def rollouts(
         )
     for record in list(_records(steps[chosen]))[:count]:
         if as_json:
-            print(json.dumps(record, ensure_ascii=False))
+            print(encodable(json.dumps(record, ensure_ascii=False)))
         else:
             _console.print(rollout_panel(record))
     if not as_json:

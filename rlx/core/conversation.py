@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from rlx.core.errors import ComponentError
-from rlx.core.messages import same_message
+from rlx.core.messages import encodable, same_message
 from rlx.core.rollouts import Message
 
 Observation: TypeAlias = str | Message | Sequence[Message]
@@ -165,7 +165,9 @@ class Conversation:
         self._rendered[-1] = {**answer, "content": answer["content"] + text}
 
     def _encode(self, text: str) -> list[int]:
-        encoded = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False)
+        encoded = self._tokenizer(
+            encodable(text), add_special_tokens=False, return_attention_mask=False
+        )
         return [int(token) for token in encoded["input_ids"]]
 
     def _render(self, messages: list[Message]) -> tuple[str, str | None]:

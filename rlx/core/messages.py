@@ -18,6 +18,14 @@ def same_message(first: Message, second: Message) -> bool:
     return _essence(first) == _essence(second)
 
 
+def encodable(text: str) -> str:
+    """The text with halves of surrogate pairs, which JSON can hold and tokenizers refuse, mended
+    where both are there and shown as a replacement character where one is missing."""
+    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def message_text(content: Any) -> str:
     """The text of a message's content: text, parts of text, or None.
 

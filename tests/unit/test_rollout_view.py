@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from rlx.cli.rollout_view import rollout_panel
 from rlx.core.engine.batches import make_batch
 from rlx.core.engine.records import groups_of, rollout_records
 from rlx.core.rollouts import Group, Rollout, Span, Task, TrainBatch
+from rlx.plugins.trackers.jsonl import Jsonl
 from rlx.testing.scripted import CharTokenizer
 
 TEXT = "1+1=three#again:two!"
@@ -138,3 +141,15 @@ def test_a_complete_record_is_the_rollout_to_the_bit() -> None:
             assert getattr(found, name) == getattr(wanted, name)
         assert tuple(found.segments) == tuple(wanted.segments)
         assert found.task == wanted.task
+
+
+def test_what_utf8_can_not_hold_is_recorded_all_the_same(tmp_path: Path) -> None:
+    tracker = Jsonl()
+    logging = SimpleNamespace(rollouts_max_mib=1)
+    tracker.start(
+        cast(Any, SimpleNamespace(folder=tmp_path, config=SimpleNamespace(logging=logging)))
+    )
+    tracker.log_samples(1, [{"response": "half \ud83d"}])
+    tracker.close()
+    line = (tmp_path / "rollouts" / "step-000001.jsonl").read_text(encoding="utf-8")
+    assert json.loads(line)["response"] == "half \ud83d"

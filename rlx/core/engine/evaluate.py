@@ -95,7 +95,7 @@ def evaluate(
         job.setup, use, context_length=job.context_length, folder=folder, status=status
     )
     write_json(folder / RESULTS_NAME, results_of(job, evaluation, step))
-    with (folder / SAMPLES_NAME).open("w", encoding="utf-8") as file:
+    with (folder / SAMPLES_NAME).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for record in evaluation.records():
             file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
     run = Run(name=folder.name, folder=folder, config=job.config, start_step=step)

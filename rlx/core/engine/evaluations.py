@@ -84,7 +84,8 @@ class Evaluations:
         if written + len(text) > self._run.config.logging.rollouts_max_mib * _MIB:
             (folder / "FULL").touch()
             return
-        (folder / f"step-{step:06d}.jsonl").write_text(text, encoding="utf-8")
+        path = folder / f"step-{step:06d}.jsonl"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": self._done, "best_step": self.best_step, "best_value": self._best_value}

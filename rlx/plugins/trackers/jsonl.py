@@ -46,7 +46,9 @@ class Jsonl:
             (self._rollouts / "FULL").touch()
             return
         self._budget -= len(text)
-        (self._rollouts / f"step-{step:06d}.jsonl").write_text(text, encoding="utf-8")
+        path = self._rollouts / f"step-{step:06d}.jsonl"
+        # Half of a surrogate pair, which UTF-8 can't hold, becomes its escape in JSON.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def close(self, error: BaseException | None = None) -> None:
         if self._metrics is not None:
