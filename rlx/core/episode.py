@@ -19,10 +19,18 @@ import numpy as np
 from rlx.core.conversation import Conversation, Observation, shortened
 from rlx.core.errors import ComponentError
 from rlx.core.generation import Generation, Sampling
-from rlx.core.messages import for_template
+from rlx.core.messages import encodable, for_template
 from rlx.core.overrides import with_overrides
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
-from rlx.core.segment import Segment, TurnRecord, extending, going_on_from, lay_out
+from rlx.core.segment import (
+    Segment,
+    TurnRecord,
+    check_ids,
+    extending,
+    going_on_from,
+    lay_out,
+)
+from rlx.core.stalls import not_the_agents
 from rlx.core.stops import before_stop, cut_at_stop
 from rlx.core.turns import ContextExceeded as ContextExceeded
 from rlx.core.turns import EpisodeEnded as EpisodeEnded
@@ -196,9 +204,10 @@ class Episode:
             segment = going_on_from(
                 self._segments, lambda one: one.rest_of_text(prompt, self._tokenizer)
             )
-            tokens = self._tokenizer(prompt)["input_ids"] if segment is None else ()
+            tokens = self._tokenizer(encodable(prompt))["input_ids"] if segment is None else ()
             text = prompt
         else:
+            check_ids(prompt, self._tokenizer)
             segment = extending(self._segments, [*prompt], self._text)
             tokens = prompt
             text = self._text(prompt)
@@ -248,7 +257,12 @@ class Episode:
         self._last.reward += float(value)
 
     def metric(self, name: str, value: float) -> None:
-        """Log a number; the step's metric is the mean over the rollouts that have it."""
+        """Log a number; the step's metric is the mean over the rollouts that have it.
+
+        Raises ComponentError for a name that is no text.
+        """
+        if not isinstance(name, str):
+            raise ComponentError(f"Episode.metric was given the name {name!r}, which is no text")
         self.metrics[name] = float(value)
 
     def rollout(
@@ -392,7 +406,8 @@ class Episode:
         segment.running, segment.reserved = True, sampling.max_new_tokens
         self.agent_since = None
         try:
-            return await self._generate([*segment.tokens], sampling, seed)
+            with not_the_agents():
+                return await self._generate([*segment.tokens], sampling, seed)
         except Exception as error:
             self.engine_error = error
             raise

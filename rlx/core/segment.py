@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.core.conversation import Conversation, Observation
-from rlx.core.errors import EngineError
+from rlx.core.errors import ComponentError, EngineError
 from rlx.core.generation import Generation
 from rlx.core.rollouts import FinishReason, Span
 
@@ -132,6 +132,14 @@ def going_on_from(
             segment.talk.observe(rest)
         return segment
     return None
+
+
+def check_ids(prompt: Sequence[int], tokenizer: Any) -> None:
+    """Raise ComponentError for ids that the tokenizer doesn't have: the engine would fail."""
+    most = len(tokenizer) if hasattr(tokenizer, "__len__") else None
+    for token in prompt:
+        if token < 0 or (most is not None and token >= most):
+            raise ComponentError(f"the prompt has the token {token}, which the model does not have")
 
 
 def extending(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import ctypes
 import logging
 import sys
@@ -62,6 +63,25 @@ class _Loop:
 _lock = threading.Lock()
 _loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
 _running = False
+_owner: contextvars.ContextVar[asyncio.Task[Any] | None] = contextvars.ContextVar(
+    "rlx_agent", default=None
+)
+"""The agent's task, in it and in every task that it starts."""
+
+
+def begin() -> None:
+    """Called in an agent's task: what it starts from now on is the agent's too."""
+    _owner.set(asyncio.current_task())
+
+
+@contextlib.contextmanager
+def not_the_agents() -> Iterator[None]:
+    """What is started here, the engine's work for example, is no agent's."""
+    token = _owner.set(None)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
 
 
 @contextlib.contextmanager
@@ -114,7 +134,7 @@ def _look(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
             loop.call_soon_threadsafe(alive)
         return
     silent = now - state.asked
-    job = asyncio.current_task(loop)
+    job = _owner_of(state.thread) or asyncio.current_task(loop)
     agent = state.agents.get(job) if job is not None else None
     if silent >= _WARN_AFTER and not state.warned:
         state.warned = True
@@ -126,6 +146,17 @@ def _look(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
         blocked = ctypes.py_object(AgentBlockedError)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(state.thread), blocked)
         state.asked = None
+
+
+def _owner_of(thread: int) -> asyncio.Task[Any] | None:
+    """The agent whose task, or callback, a loop's thread is in."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code is asyncio.Handle._run.__code__:
+            context: contextvars.Context = frame.f_locals["self"]._context
+            return context.get(_owner)
+        frame = frame.f_back
+    return None
 
 
 def _place(thread: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rlx.core.episode import Episode, EpisodeEnded
 from rlx.core.errors import ComponentError
-from rlx.core.stalls import watched
+from rlx.core.stalls import begin, watched
 
 T = TypeVar("T")
 
@@ -69,6 +69,7 @@ def _check_time(task: asyncio.Task[Any], episode: Episode, deadline: float) -> N
 
 async def _no_exit(work: Coroutine[Any, Any, T]) -> T:
     """A task that raises SystemExit would end the event loop, and with it the run."""
+    begin()
     try:
         return await work
     except SystemExit as error:

@@ -185,3 +185,26 @@ if __name__ == "__main__":
     two_questions(given, os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
     print("thinking aloud")
     print(json.dumps({"reward": 0.5}))
+
+
+async def loops_for_ever(task: dict[str, Any], base_url: str, api_key: str) -> None:
+    await ticks(task, base_url, api_key)
+    if task["id"] == "bad":
+        while True:
+            pass
+    await asyncio.sleep(1.5)
+
+
+async def blocks_in_c(task: dict[str, Any], base_url: str, api_key: str) -> None:
+    await ticks(task, base_url, api_key)
+    if task["id"] == "bad":
+        time.sleep(12)
+
+
+async def never_asks(task: dict[str, Any]) -> float:
+    return 1.0
+
+
+async def says_nothing(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
+    await ticks(task, base_url, api_key)
+    return {}

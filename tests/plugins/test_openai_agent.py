@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,7 @@ def test_a_limit_ends_the_program_and_keeps_what_there_is() -> None:
     [
         ("fails", "RuntimeError: no such file"),
         ("returns_a_list", "returned list"),
+        ("never_asks", "ended without an engine call"),
     ],
 )
 def test_mistakes_of_programs_are_the_agents(program: str, expected: str) -> None:
@@ -262,6 +263,47 @@ def test_a_coroutine_that_blocks_or_exits_leaves_the_episodes_loop_alone() -> No
     assert "sys.exit(3)" in str(bad)
     assert good.text == "b"
     assert longest < 2.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["loops_for_ever", "blocks_in_c"])
+def test_a_coroutine_that_blocks_for_ever_is_ended_and_others_go_on(program: str) -> None:
+    bound = agent(program)
+
+    def one(name: str) -> Episode:
+        episode, _ = make_episode(["a"], step_timeout=2.0)
+        episode.task = replace(episode.task, id=name)
+        return episode
+
+    async def both() -> tuple[list[Rollout], Rollout]:
+        beside = [run_agent(bound, one(name), on_error="keep") for name in ("bad", "good")]
+        return await asyncio.gather(*beside), await run_agent(bound, one("good"))
+
+    (bad, good), after = asyncio.run(both())
+    assert "blocked the event loop" in str(bad.error)
+    assert after.error is None
+    if program == "loops_for_ever":
+        assert good.error is None
+    else:  # nothing ends a call in C: what shares its loop is given up with it
+        assert "blocked the event loop" in str(good.error)
+
+
+def test_a_program_may_return_nothing_in_a_dictionary() -> None:
+    assert play(agent("says_nothing"), make_episode(["a"])[0]).text == "a"
+
+
+def test_half_a_surrogate_pair_is_shown_as_a_replacement() -> None:
+    episode, engine = make_episode(["a"], prompt="hi")
+
+    async def check(endpoint: Endpoint, client: httpx.AsyncClient, token: str) -> None:
+        body = '{"prompt": "x\\ud83d"}'
+        answer = await client.post(
+            TEXT_PATH, content=body, headers={**header(token), "content-type": "application/json"}
+        )
+        assert answer.status_code == 200
+
+    serve(check, episode)
+    assert engine.prompts == [PLAIN("x\ufffd")["input_ids"]]
 
 
 def test_training_and_evaluation_share_a_port() -> None:
@@ -475,6 +517,8 @@ CHAT_PATH, TEXT_PATH, ANTHROPIC_PATH = "/v1/chat/completions", "/v1/completions"
         (CHAT_PATH, {"max_tokens": "many"}, "max_tokens", "integer"),
         (CHAT_PATH, {"messages": IMAGE}, None, "image_url"),
         (TEXT_PATH, {"prompt": ["a", "b"]}, "prompt", "one prompt at a time"),
+        (TEXT_PATH, {"prompt": [5, 1_000_000]}, None, "token 1000000"),
+        (TEXT_PATH, {"prompt": [5, -3]}, None, "token -3"),
         (TEXT_PATH, {"prompt": "a", "echo": True}, "echo", "not possible"),
         (TEXT_PATH, {"prompt": "a", "logprobs": 4}, "logprobs", "logprobs=1"),
         (ANTHROPIC_PATH, {"max_tokens": 5, "temperature": 0.5}, None, "temperature"),

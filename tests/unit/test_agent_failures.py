@@ -120,6 +120,14 @@ async def never_awaits(episode: Episode) -> None:
         pass
 
 
+async def its_task_never_awaits(episode: Episode) -> None:
+    await asyncio.gather(never_awaits(episode), asyncio.sleep(0))
+
+
+async def counts_without_a_name(episode: Episode) -> None:
+    episode.metric(cast(Any, 1), 2.0)
+
+
 async def never_awaits_and_catches(episode: Episode) -> None:
     for _ in range(2):
         try:
@@ -133,6 +141,8 @@ async def never_awaits_and_catches(episode: Episode) -> None:
     ("misbehave", "named"),
     [
         (never_awaits, "AgentBlockedError: it blocked the event loop"),
+        (its_task_never_awaits, "AgentBlockedError: it blocked the event loop"),
+        (counts_without_a_name, "the name 1, which is no text"),
         (raises, "ValueError: no such move"),
         (exits, r"called sys\.exit\(3\)"),
         (hangs, "longer than 0.5 s between two engine calls"),

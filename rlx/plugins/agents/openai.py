@@ -86,14 +86,15 @@ class OpenAIAgent:
                 seed=episode.seed,
             )
             try:
-                result = await self._program(call)
+                result = await self._program(call, episode)
             except Exception as error:
                 # A program is told by an error that a limit was reached, and may end of it.
                 reason = episode.ended or ("max_tokens" if episode.overflowed else None)
                 if reason is None or isinstance(error, EpisodeEnded):
                     raise
                 raise EpisodeEnded(reason) from error
-        _take(result, episode)
+        if episode.turns:  # else that is what is wrong, whatever it returned
+            _take(result, episode)
 
     def _listening(self, episode: Episode) -> Any:
         """The endpoint of this event loop; the first episode starts it, evaluations share it."""
@@ -110,7 +111,7 @@ def _take(result: Any, episode: Episode) -> None:
         said = {"response": result}
     elif isinstance(result, Real):
         said = {"reward": result}
-    elif result is not None and not said:
+    elif result is not None and not isinstance(result, Mapping):
         raise ComponentError(
             f"its program returned {type(result).__name__}: nothing, a reward, a response or "
             '{"reward": …, "response": …, "metrics": {…}}'

@@ -11,32 +11,94 @@ import os
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlx.core.episode import Episode
 from rlx.core.errors import ComponentError, UsageError, did_you_mean
 from rlx.core.importing import import_target
 from rlx.core.rewards import excerpt
+from rlx.core.stalls import AgentBlockedError, begin, watched
 from rlx.core.threads import DaemonThreads
+
+_BEAT = 0.1
+_SILENT = 1.0
+"""Seconds without a sign of life after which the loop counts as blocked."""
 
 
 class _OtherLoop:
-    """An event loop in a daemon thread, started when it is first needed."""
+    """An event loop in a daemon thread for the programs of all episodes.
+
+    One that blocks it is ended like an agent that blocks the episodes' loop (`stalls`), and the
+    time that the others waited for it is not theirs. A call that blocks in C can't be ended: the
+    loop is given up with the programs in it, and a new one serves those that follow.
+
+    The thread
+      consumes:      programs
+      waits for:     its event loop
+      unblocked by:  nothing; it ends with the process
+      produces:      results in the loop that asked, and a beat
+    """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = asyncio.new_event_loop()
+        self._beaten = time.monotonic()
+        self.given_up = False
+        threading.Thread(target=self._work, name="rlx-programs", daemon=True).start()
 
-    async def run(self, make: Callable[[], Awaitable[Any]]) -> Any:
+    async def run(self, make: Callable[[], Awaitable[Any]], episode: Episode) -> Any:
         """Await `make()` in the other loop; cancelled here, it is cancelled there."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(
-                target=self._loop.run_forever, name="rlx-programs", daemon=True
-            ).start()
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(_without_exit(make), self._loop)
-        )
+        limit = episode.limits.step_timeout or math.inf
+        work = asyncio.run_coroutine_threadsafe(_guarded(make, episode, limit), self._loop)
+        done = asyncio.wrap_future(work)
+        try:
+            while not done.done():
+                await asyncio.wait({done}, timeout=min(_SILENT, limit / 4))
+                self._look(episode, limit)
+        finally:
+            done.cancel()
+        return done.result()
+
+    def _look(self, episode: Episode, limit: float) -> None:
+        silent = time.monotonic() - self._beaten
+        if silent < min(_SILENT, limit / 4):
+            return
+        if episode.agent_since is not None:
+            episode.agent_since = time.monotonic()
+        if self.given_up or silent > limit + 2 * _GRACE:
+            self.given_up = True
+            raise ComponentError(
+                "a program blocked the event loop that all `async` programs share for longer than "
+                "episode.step_timeout: await what takes time, or write it without `async`"
+            )
+
+    def _work(self) -> None:
+        self._loop.call_soon(self._beat)
+        while True:  # what was raised to end a program may come when it has just ended
+            with contextlib.suppress(AgentBlockedError):
+                self._loop.run_forever()
+
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
+        self._loop.call_later(_BEAT, self._beat)
+
+
+def _shared_loop() -> _OtherLoop:
+    """The loop of the programs; a new one where the last was given up."""
+    global _loop
+    if _loop is None or _loop.given_up:
+        _loop = _OtherLoop()
+    return _loop
+
+
+async def _guarded(make: Callable[[], Awaitable[Any]], episode: Episode, limit: float) -> Any:
+    job = asyncio.current_task()
+    assert job is not None
+    begin()
+    with watched(job, name="openai", task=episode.task.id, timeout=limit):
+        return await _without_exit(make)
 
 
 async def _without_exit(make: Callable[[], Awaitable[Any]]) -> Any:
@@ -48,7 +110,7 @@ async def _without_exit(make: Callable[[], Awaitable[Any]]) -> Any:
 
 
 _threads = DaemonThreads("rlx-program")
-_loop = _OtherLoop()
+_loop: _OtherLoop | None = None
 _GRACE = 2.0
 """Seconds that a command has to end after SIGTERM."""
 
@@ -74,7 +136,7 @@ _GIVEN = tuple(field for field in Call.__dataclass_fields__)
 class Program(Protocol):
     """Solves one task through the endpoint; returns what it has to say of the outcome."""
 
-    async def __call__(self, call: Call) -> Any: ...
+    async def __call__(self, call: Call, episode: Episode) -> Any: ...
 
 
 class FunctionProgram:
@@ -97,10 +159,10 @@ class FunctionProgram:
             raise UsageError(f"{label} is no function", where="agent.program")
         self._names = _named(self._function, label)
 
-    async def __call__(self, call: Call) -> Any:
+    async def __call__(self, call: Call, episode: Episode) -> Any:
         given = {name: getattr(call, name) for name in self._names}
         if inspect.iscoroutinefunction(self._function):
-            return await _loop.run(lambda: self._function(**given))
+            return await _shared_loop().run(lambda: self._function(**given), episode)
         return await _threads.run(lambda: self._function(**given), timeout=math.inf)
 
 
@@ -120,7 +182,7 @@ class CommandProgram:
         if not self._words:
             raise UsageError("the command is empty", where="agent.command")
 
-    async def __call__(self, call: Call) -> Any:
+    async def __call__(self, call: Call, episode: Episode) -> Any:
         process = await asyncio.create_subprocess_exec(
             *self._words,
             stdin=asyncio.subprocess.PIPE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import resource
 import secrets
 import socket
@@ -94,7 +95,10 @@ class Endpoint:
             ) from error
         self.url = shown_url(host, listening.getsockname()[1])
         # Requests wait in the socket's backlog until the server has started.
-        self._serving = asyncio.ensure_future(_serve(self._app(), listening))
+        # It is no part of the agent that happens to be the first.
+        self._serving = asyncio.get_running_loop().create_task(
+            _serve(self._app(), listening), context=contextvars.Context()
+        )
 
     async def stop(self) -> None:
         """Close every connection."""
