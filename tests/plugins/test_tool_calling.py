@@ -57,6 +57,8 @@ def sleeps(): time.sleep(5)
 async def waits(): await asyncio.sleep(5)
 def peeks(task: Task) -> str: return str(task.label)
 def loose(*things): pass
+def placed(a: int, /): return a
+def callback(notes: "Notes"): return 1
 
 
 class Notes:
@@ -182,6 +184,8 @@ def test_what_is_filled_in_is_not_shown(tools: str) -> None:
         ("{tools}:serch", "search"),
         ("{tools}:NUMBER", "is int, not a function"),
         ("{tools}:loose", "any number of arguments"),
+        ("{tools}:placed", "by position only"),
+        ("{tools}:callback", "no JSON schema"),
     ],
 )
 def test_what_is_no_tool_is_refused_before_the_run(
@@ -191,6 +195,27 @@ def test_what_is_no_tool_is_refused_before_the_run(
         ToolCalling(tools=[reference.format(tools=tools)])
     with pytest.raises(UsageError, match="two tools are called 'peeks'"):
         ToolCalling(tools=[f"{tools}:peeks"] * 2)
+
+
+def test_a_static_method_is_given_no_object(tmp_path: Path) -> None:
+    (tmp_path / "static.py").write_text(
+        "class Sums:\n"
+        "    @staticmethod\n"
+        "    def add(a: int, b: int) -> int:\n"
+        '        """Add."""\n'
+        "        return a + b\n"
+    )
+    rollout, _ = play([call("add", a=2, b=3), "5"], tools=[f"{tmp_path / 'static.py'}:Sums"])
+    assert rollout.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}
+
+
+def test_a_result_with_half_a_surrogate_pair_is_observed(tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text(
+        "def echo(text: str) -> str:\n    'Say it.'\n    return text\n"
+    )
+    said = call("echo", text="so \ud83d")
+    rollout, _ = play([said, "done"], tools=[f"{tmp_path / 'echo.py'}:echo"])
+    assert "so \ufffd" in raw(rollout.tokens)
 
 
 def test_results_are_observed_and_the_last_text_is_the_answer() -> None:

@@ -139,12 +139,19 @@ def load_tools(reference: str) -> list[Tool]:
         own = [(name, method) for name, method in methods if not name.startswith("_")]
         if not own:
             raise UsageError(f"{label} has no public method", where="agent.tools")
-        return [_tool(name, method, found) for name, method in own]
+        # A static method is given no object.
+        return [
+            _tool(name, method, None if _is_static(found, name) else found) for name, method in own
+        ]
     if not callable(found):
         raise UsageError(
             f"{label} is {type(found).__name__}, not a function or class", where="agent.tools"
         )
     return [_tool(str(getattr(found, "__name__", reference.rpartition(":")[2])), found, None)]
+
+
+def _is_static(owner: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(owner, name), staticmethod)
 
 
 def _tool(name: str, function: Callable[..., Any], owner: type | None) -> Tool:
@@ -161,13 +168,20 @@ def _tool(name: str, function: Callable[..., Any], owner: type | None) -> Tool:
                 where="agent.tools",
                 fix="name its parameters",
             )
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UsageError(
+                f"the tool {name!r} takes {parameter.name!r} by position only, and is called by "
+                "name",
+                where="agent.tools",
+                fix="leave the `/` out of its parameters",
+            )
         default = ... if parameter.default is parameter.empty else parameter.default
         settings = Field(default, alias=parameter.name, description=docs.get(parameter.name))
         # under a name of its own: one may be called `copy` or `_x`
         fields[f"field_{parameter.name}"] = (hints.get(parameter.name, Any), settings)
     about = docstring_parser.parse(inspect.getdoc(function) or "")
     words = [about.short_description, about.long_description]
-    return Tool(
+    tool = Tool(
         name=name,
         description="\n".join(word for word in words if word),
         function=function,
@@ -175,6 +189,16 @@ def _tool(name: str, function: Callable[..., Any], owner: type | None) -> Tool:
         arguments=pydantic.create_model(name, __config__=_STRICT, **fields),
         given=given,
     )
+    try:
+        _ = tool.schema
+    except pydantic.errors.PydanticInvalidForJsonSchema as error:
+        raise UsageError(
+            f"the type hints of the tool {name!r} have no JSON schema, which models are told: "
+            f"{error.message}",
+            where="agent.tools",
+            fix="types that JSON has, dataclasses or pydantic models",
+        ) from error
+    return tool
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
