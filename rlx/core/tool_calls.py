@@ -154,4 +154,9 @@ def _take(value: Any, calls: list[ToolCall], errors: list[str]) -> None:
     if not isinstance(arguments, dict):
         errors.append(f"the arguments of {value['name']!r} are not an object")
         return
+    try:  # Python reads NaN and Infinity, which JSON does not have and nobody can be sent
+        json.dumps(arguments, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        errors.append(f"the arguments of {value['name']!r} are not valid JSON: {error}")
+        return
     calls.append(ToolCall(name=value["name"], arguments=arguments))

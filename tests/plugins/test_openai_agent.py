@@ -306,6 +306,19 @@ def test_half_a_surrogate_pair_is_shown_as_a_replacement() -> None:
     assert engine.prompts == [PLAIN("x\ufffd")["input_ids"]]
 
 
+def test_a_tool_call_with_half_a_surrogate_pair_is_sent() -> None:
+    said = CALL.replace("2", '"\\ud83d"')
+    episode, _ = make_episode([said])
+    tools = [{"name": "add", "input_schema": {"type": "object"}}]
+
+    async def check(endpoint: Endpoint, client: httpx.AsyncClient, token: str) -> None:
+        body = {"messages": MESSAGES, "max_tokens": 100, "tools": tools}
+        answer = await client.post(ANTHROPIC_PATH, json=body, headers=header(token))
+        assert answer.json()["content"][0]["input"] == {"a": "\ud83d", "b": 3}
+
+    serve(check, episode)
+
+
 def test_training_and_evaluation_share_a_port() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -509,6 +522,8 @@ CHAT_PATH, TEXT_PATH, ANTHROPIC_PATH = "/v1/chat/completions", "/v1/completions"
         (CHAT_PATH, {"presence_penalty": 1}, "presence_penalty", "not possible"),
         (CHAT_PATH, {"logit_bias": {"5": 1}}, "logit_bias", "not possible"),
         (CHAT_PATH, {"response_format": {"type": "json_object"}}, "response_format", "format"),
+        (CHAT_PATH, {"guided_json": {"type": "object"}}, "guided_json", "not possible"),
+        (CHAT_PATH, {"min_tokens": 5}, "min_tokens", "not possible"),
         (CHAT_PATH, {"tool_choice": "required"}, "tool_choice", "made to call"),
         (CHAT_PATH, {"top_logprobs": 3, "logprobs": True}, "top_logprobs", "not possible"),
         (CHAT_PATH, {"messages": []}, "messages", "empty"),

@@ -52,7 +52,16 @@ def test_an_answer_that_is_no_call_stays_as_it_is(text: str) -> None:
     assert parse_tool_calls(text) == ToolCalls(content=text)
 
 
-@pytest.mark.parametrize("inside", ["[]", '{"arguments": {}}', '{"name": "add", "arguments": 3}'])
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "[]",
+        '{"arguments": {}}',
+        '{"name": "add", "arguments": 3}',
+        '{"name": "add", "arguments": {"a": NaN}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
+    ],
+)
 def test_a_marked_call_of_the_wrong_shape_is_an_error_for_the_model(inside: str) -> None:
     found = parse_tool_calls(f"<tool_call>{inside}</tool_call>")
     assert not found.calls

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import json
 import resource
 import secrets
 import socket
@@ -248,12 +249,19 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, UnsupportedError):
             more = {"param": error.field, "code": error.code}
         whole = {"error": {**detail, **more}}
-    return JSONResponse(whole, error.status, {**error.headers, "x-should-retry": "false"})
+    return _Json(whole, error.status, {**error.headers, "x-should-retry": "false"})
+
+
+class _Json(JSONResponse):
+    """In ASCII: a model may write half a surrogate pair into a tool call, and UTF-8 has none."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _sent(asked: Asked, whole: Mapping[str, Any], events: Iterator[str]) -> Response:
     if not asked.stream:
-        return JSONResponse(whole)
+        return _Json(whole)
 
     async def stream() -> AsyncIterator[str]:
         for event in events:
