@@ -41,7 +41,12 @@ def prompt_text(prompt: Any) -> str:
     """A prompt as text; chat messages one to a line."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n".join(f"{message['role']}: {_said(message)}" for message in prompt)
+
+
+def _said(message: Mapping[str, Any]) -> Any:
+    """A message may have calls of tools and no content."""
+    return message.get("content") or message.get("tool_calls") or ""
 
 
 def _only_turn(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlx.cli.rollout_view import rollout_panel
+from rlx.cli.rollout_view import prompt_text, rollout_panel
 from rlx.core.engine.batches import make_batch
 from rlx.core.engine.records import groups_of, rollout_records
 from rlx.core.rollouts import Group, Rollout, Span, Task, TrainBatch
@@ -153,3 +153,11 @@ def test_what_utf8_can_not_hold_is_recorded_all_the_same(tmp_path: Path) -> None
     tracker.close()
     line = (tmp_path / "rollouts" / "step-000001.jsonl").read_text(encoding="utf-8")
     assert json.loads(line)["response"] == "half \ud83d"
+
+
+def test_a_message_without_content_shows_its_calls() -> None:
+    calls = [{"function": {"name": "add"}}]
+    shown = prompt_text(
+        [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "x"}]
+    )
+    assert shown == "assistant: [{'function': {'name': 'add'}}]\nx: "
