@@ -5,6 +5,7 @@ Reads `config.json` and the headers of safetensors files; never torch, never tra
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -274,3 +275,9 @@ def _header(path: Path) -> dict[str, Any]:
         ) from None
     header.pop("__metadata__", None)
     return dict(header)
+
+
+def vocabulary_hash(tokenizer: Any) -> str:
+    """Equal for tokenizers that give every token the same id."""
+    items = sorted((int(number), str(text)) for text, number in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(items).encode()).hexdigest()[:16]

@@ -23,6 +23,8 @@ def rollout_metrics(groups: Sequence[Group], *, by_source: bool = False) -> dict
     rewards = np.array([total_reward(rollout) for rollout in rollouts])
     spreads = np.array([_spread(group) for group in groups])
     metrics = {
+        # first, so that none takes the place of a number of rlx's own
+        **_means("", (rollout.metrics for rollout in rollouts)),
         "reward/mean": rewards.mean(),
         "reward/std": rewards.std(),
         "rollout/length_mean": np.mean([rollout.action_count for rollout in rollouts]),
@@ -32,7 +34,6 @@ def rollout_metrics(groups: Sequence[Group], *, by_source: bool = False) -> dict
         "group/std_mean": spreads.mean(),
         "group/all_same_rate": (spreads == 0).mean(),
         **_means("reward/", (rollout.parts for rollout in rollouts)),
-        **_means("", (rollout.metrics for rollout in rollouts)),
         **_endings(rollouts),
         **_greedy_metrics(groups),
         **(_source_metrics(groups) if by_source else {}),

@@ -14,6 +14,7 @@ from rlx.core.component import tags_of
 from rlx.core.config import DataConfig, RunConfig
 from rlx.core.engine.checkpoints import resumable_checkpoint
 from rlx.core.engine.evaluation import EvaluationPlan, plan_evaluation
+from rlx.core.engine.replay import check_recording
 from rlx.core.errors import UsageError
 from rlx.core.models import ModelInfo, model_info, resolve_model
 from rlx.core.plugins import PluginSystem
@@ -68,6 +69,10 @@ def prepare(
     tokenizer = load_tokenizer(model, config.data, selection.agent)
     longest = context_length - config.rollout.max_new_tokens
     if config.replay is not None:  # the tasks are in the recording
+        rollout = config.rollout
+        check_recording(
+            config.replay, tokenizer, groups=rollout.groups, group_size=rollout.group_size
+        )
         tasks = TaskSet(tasks=(), sources=(), max_prompt_tokens=longest)
     else:
         tasks = load_tasks(

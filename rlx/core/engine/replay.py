@@ -8,15 +8,58 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlx.core.engine.collector import Collected
 from rlx.core.engine.records import groups_of
 from rlx.core.errors import UsageError
+from rlx.core.models import vocabulary_hash
 from rlx.core.rollouts import Group
-from rlx.core.run import ROLLOUTS_NAME
+from rlx.core.run import MANIFEST_NAME, ROLLOUTS_NAME
+
+
+def check_recording(run: Path, tokenizer: Any, *, groups: int, group_size: int) -> None:
+    """Raise UsageError when the first step is of another shape, or the tokens mean other text."""
+    check_shape(read_step(run / ROLLOUTS_NAME, 1), 1, groups=groups, group_size=group_size)
+    try:
+        recorded = json.loads((run / MANIFEST_NAME).read_text(encoding="utf-8"))
+        before = recorded["facts"].get("tokenizer")
+    except (OSError, ValueError, KeyError, AttributeError):
+        return  # a recording without a manifest says nothing of its tokenizer
+    if before not in (None, vocabulary_hash(tokenizer)):
+        raise UsageError(
+            f"{run} was recorded with another tokenizer: its token ids mean other text to this "
+            "model",
+            where="model",
+            fix="the model that was recorded, or one with its tokenizer",
+        )
+
+
+def check_shape(
+    recorded: Sequence[Group], step: int, *, groups: int, group_size: int | None
+) -> None:
+    """Raise UsageError when a step was recorded with other numbers than it is trained with."""
+    sizes = {len(group.rollouts) for group in recorded}
+    empty = any(not len(r.tokens) for group in recorded for r in group.rollouts)
+    if len(recorded) != groups:
+        raise UsageError(
+            f"step {step} was recorded with {len(recorded)} groups, not {groups}",
+            where="rollout.groups",
+            fix=f"`--groups {len(recorded)}`",
+        )
+    if group_size is not None and sizes != {group_size}:
+        raise UsageError(
+            f"step {step} was recorded with {', '.join(map(str, sorted(sizes)))} rollouts in a "
+            f"group, not {group_size}",
+            where="rollout.group_size",
+            fix=f"`--group-size {max(sizes)}`",
+        )
+    if empty:
+        raise UsageError(
+            f"step {step} holds a rollout without tokens", where="replay", fix="another recording"
+        )
 
 
 class Replay:
@@ -37,12 +80,7 @@ class Replay:
         started = time.perf_counter()
         self._done += 1
         groups = read_step(self._folder, self._done)
-        if len(groups) != wanted:
-            raise UsageError(
-                f"step {self._done} was recorded with {len(groups)} groups, not {wanted}",
-                where="rollout.groups",
-                fix=f"`--groups {len(groups)}`",
-            )
+        check_shape(groups, self._done, groups=wanted, group_size=None)
         largest = max(int(r.tokens.max()) for group in groups for r in group.rollouts)
         if self._vocabulary is not None and largest >= self._vocabulary:
             raise UsageError(

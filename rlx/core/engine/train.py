@@ -24,7 +24,7 @@ from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.engine.session import Session, TrainResult
 from rlx.core.engine.trainer import Trainer
-from rlx.core.models import resolve_model
+from rlx.core.models import resolve_model, vocabulary_hash
 from rlx.core.plugins import PluginSystem
 from rlx.core.run import (
     Run,
@@ -231,6 +231,7 @@ class _Session(Session):
                     source.describe()
                     for source in (self._plan.evaluation.sources if self._plan.evaluation else ())
                 ],
+                "tokenizer": vocabulary_hash(self._plan.tokenizer),
                 "tasks": len(self._plan.tasks.tasks),
                 "prompts_too_long": self._plan.tasks.skipped_too_long,
                 "origins": dict(self._plan.origins),
