@@ -18,8 +18,9 @@ from rlx.core.preflight_algorithm import check_kl_gradient, check_old_logprobs
 from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
-from rlx.core.preflight_folder import check_output, recorded_steps
+from rlx.core.preflight_folder import check_output
 from rlx.core.preflight_generate import check_generation
+from rlx.core.preflight_rollouts import check_replay, check_sampling, check_staleness
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
 
@@ -202,52 +203,6 @@ def check_engine(case: Case) -> Iterator[Finding]:
             )
 
 
-def check_staleness(case: Case) -> Iterator[Finding]:
-    """What concerns generation ahead of training is of use only there; a step fits in flight."""
-    rollout = case.config.rollout
-    if not rollout.max_staleness:
-        for key in ("partial_rollout", "max_in_flight"):
-            if getattr(rollout, key):
-                yield warning(
-                    f"rollout.{key} has no effect: generation and training take turns",
-                    f"rollout.{key}",
-                    "`--set rollout.max_staleness=1` lets generation run ahead",
-                )
-        return
-    if case.config.algorithm.old_logprobs == "rollout":
-        yield warning(
-            "the ratio is taken to the engine's log-probs, so the correction of stale rollouts is "
-            "1 everywhere",
-            "algorithm.old_logprobs",
-            "`auto`, which takes it to the learner's",
-        )
-
-
-def check_sampling(case: Case) -> Iterator[Finding]:
-    """The learner computes probabilities over the whole vocabulary at the sampling temperature."""
-    rollout, algorithm = case.config.rollout, case.config.algorithm
-    for key, off in (("top_p", 1.0), ("top_k", 0)):
-        value = getattr(rollout, key)
-        if value == off:
-            continue
-        what = (
-            f"{key} {value} samples from a cut distribution, while the learner's probabilities are "
-            "of the whole one"
-        )
-        if algorithm.old_logprobs == "rollout":
-            yield error(
-                f"{what}; with old_logprobs `rollout` every ratio would be wrong",
-                f"rollout.{key}",
-                f"`--set rollout.{key}={off:g}`, or `--set algorithm.old_logprobs=recompute`",
-            )
-        else:
-            yield warning(
-                f"{what}: rollouts are slightly off policy",
-                f"rollout.{key}",
-                f"`--set rollout.{key}={off:g}` for exactness",
-            )
-
-
 def check_learner(case: Case) -> Iterator[Finding]:
     """The learner can train in the data type, and in one process when that is asked."""
     config = case.config
@@ -325,32 +280,6 @@ def check_rewards(case: Case) -> Iterator[Finding]:
         )
     elif all(weight == 0 for _, weight in rewards):
         yield error("every reward has weight 0", "rewards", "`--reward NAME:1.0`")
-
-
-def check_replay(case: Case) -> Iterator[Finding]:
-    """A recording has all steps; nothing is asked for that needs an engine."""
-    config = case.config
-    if config.replay is None:
-        return
-    recorded = recorded_steps(config.replay)
-    if recorded == 0:
-        yield error(
-            f"{config.replay} has no complete rollouts",
-            "replay",
-            "a run that was trained with `--set logging.rollouts=complete`",
-        )
-    elif config.steps > recorded:
-        yield error(
-            f"{config.replay} has complete rollouts of {recorded} steps, not of {config.steps}",
-            "steps",
-            f"`--steps {recorded}`",
-        )
-    if config.eval.sources:
-        yield warning(
-            "a replay has no engine to evaluate with",
-            "eval.sources",
-            "`rlx eval` with the finished run",
-        )
 
 
 def check_evaluation(case: Case) -> Iterator[Finding]:
