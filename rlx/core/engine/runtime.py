@@ -312,6 +312,9 @@ class RayRuntime:
 
         if ray.is_initialized():
             return
+        # Ray reads its variables when it is imported, which vLLM may have done long ago.
+        compiled: Any = ray._raylet
+        compiled.Config.initialize("")
         common: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": "ERROR",
