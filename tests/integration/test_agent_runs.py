@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 KINDS = '''
 """The built-in agents; a random model writes neither calls nor code, so these see some in all."""
 
+import rlx
+from rlx.core.agents import run_agent
 from rlx.core.tool_calls import ToolCall, ToolCalls
 from rlx.plugins.agents.python_repl import PythonRepl
 from rlx.plugins.agents.tool_calling import ToolCalling
@@ -36,6 +38,7 @@ class Mixed:
 
     def __init__(self):
         self.agents = [Calls(max_turns=2), Codes(max_turns=2)]
+        self.retry = rlx.resolve("agents", "retry", attempts=2)
 
     async def run(self, episode):
         kind = episode.group_id % 4
@@ -43,10 +46,7 @@ class Mixed:
         if kind < 2:
             await self.agents[kind].run(episode)
         elif kind == 2:
-            for attempt in range(2):
-                await episode.generate()
-                episode.reward(0.25 * attempt)
-                episode.observe({"role": "user", "content": "That is not right. Try again."})
+            await run_agent(self.retry, episode)
         else:
             await episode.generate()
             if episode.index:
