@@ -79,6 +79,7 @@ def measure(rollouts: int, tokens: int, tokenizer_path: str | None) -> dict[str,
     from rlx.core.engine.batches import make_batch
     from rlx.core.engine.client import RolloutClient
     from rlx.core.engine.collector import Collector, GroupMaker
+    from rlx.core.engine.engines import RolloutEngines
     from rlx.core.engine.interfaces import Sampling
     from rlx.core.rollouts import Task
     from rlx.core.samplers import BoundSampler
@@ -93,7 +94,7 @@ def measure(rollouts: int, tokens: int, tokenizer_path: str | None) -> dict[str,
     ]
     scorer = ScriptedScorer()
     maker = GroupMaker(
-        client=RolloutClient(worker),  # type: ignore[arg-type]
+        client=RolloutEngines([RolloutClient(worker)]),  # type: ignore[arg-type]
         agent=rlx.resolve("agents", "single_turn"),
         scorer=scorer,
         tokenizer=tokenizer,

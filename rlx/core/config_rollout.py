@@ -44,7 +44,11 @@ class RolloutConfig(Part):
     kv_cache_gib: float = Field(1.0, gt=0)
     """KV cache on a CPU host; a GPU uses `gpu_memory_utilization`."""
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    engines: int = Field(1, ge=1)
+    """Rollout engines. A task's rollouts, and the turns of an episode, go to the same one unless it
+    is much fuller than another; `max_running` and the KV cache are of each."""
     tensor_parallel: int = Field(1, ge=1)
+    """Devices of one engine, over which its model is split."""
     enforce_eager: bool = True
     """Start without compiling the model: faster start, somewhat slower generation."""
 

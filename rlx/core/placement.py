@@ -44,7 +44,7 @@ def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Mac
             detail="",
         ),
         *_learners(config, selection, info, machine),
-        _engine(config, info, machine),
+        *_engines(config, info, machine),
         *_reference(config, selection, info, machine),
         *_critic(config, selection, info, machine),
         *_rewards(config, selection, machine),
@@ -122,7 +122,7 @@ def _rank_threads(config: RunConfig, selection: Selection, machine: Machine) -> 
     return max((config.runtime.cpus or machine.cpus) // shares, 1)
 
 
-def _engine(config: RunConfig, info: ModelInfo, machine: Machine) -> Role:
+def _engines(config: RunConfig, info: ModelInfo, machine: Machine) -> Iterator[Role]:
     rollout, dtype = config.rollout, sizes.engine_dtype(config, info)
     cache = int(rollout.kv_cache_gib * sizes.GIB)
     token = sizes.kv_bytes_per_token(info, dtype)
@@ -139,13 +139,14 @@ def _engine(config: RunConfig, info: ModelInfo, machine: Machine) -> Role:
         weights = sizes.weight_bytes(info.parameters, dtype)
         memory = weights + cache + _PROCESS[rollout.engine] * _MIB
         detail = f"weights {sizes.gib(weights)}, {detail}"
-    return Role(
-        name="engine",
-        what=f"generates with {rollout.engine}",
-        cpus=config.runtime.cpus or machine.cpus,
-        memory=memory,
-        detail=detail,
-    )
+    for number in range(rollout.engines):
+        yield Role(
+            name=f"engine-{number}",
+            what=f"generates with {rollout.engine}",
+            cpus=max((config.runtime.cpus or machine.cpus) // rollout.engines, 1),
+            memory=memory,
+            detail=detail,
+        )
 
 
 def _reference(

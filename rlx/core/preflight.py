@@ -190,6 +190,12 @@ def check_engine(case: Case) -> Iterator[Finding]:
             "rollout.tensor_parallel",
             f"at most {gpus}",
         )
+    if rollout.engines > 1 and rollout.engine == "vllm" and config.runtime.kind == "inline":
+        yield error(
+            f"{rollout.engines} vLLM engines need a process each",
+            "rollout.engines",
+            "`--runtime ray`, one engine, or `--engine transformers`",
+        )
     token = sizes.kv_bytes_per_token(info, sizes.engine_dtype(config, info))
     if rollout.engine == "vllm" and not gpus and token:
         longest = sizes.longest_sequence(config, info.context_length)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +36,10 @@ class Watched:
         self._running = 0
         self._since = 0.0
         self.first = self.last = self.idle = 0.0
+
+    @contextmanager
+    def group(self, size: int) -> Iterator[Any]:
+        yield self.generate
 
     async def generate(self, prompt: list[int], sampling: Sampling, seed: int) -> Generation:
         now = time.perf_counter()
@@ -78,7 +84,9 @@ def test_the_engine_is_idle_less_than_a_tenth_of_the_time(tmp_path: Path, kind: 
     start = dataclasses.replace(task(), tokens=[40, 41, 42])
 
     async def whole() -> list[Any]:
-        episodes = [maker._episode(start, i, 0, maker._sampling) for i in range(EPISODES)]
+        episodes = [
+            maker._episode(start, i, 0, maker._sampling, watched.generate) for i in range(EPISODES)
+        ]
         found = await asyncio.gather(*(run_agent(maker.agent, one) for one in episodes))
         await engine.stop()
         return list(found)

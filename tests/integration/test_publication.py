@@ -11,6 +11,7 @@ from engine_cases import settings
 from learner_cases import free_port, learner_arguments, random_batch
 
 from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.publication import Publisher
@@ -71,7 +72,9 @@ def test_engine_equals_learner_after_every_publication(template: Path, tmp_path:
             seen = set()
             for version in range(1, 4):
                 await learner.update(random_batch(version), step=version, kl_coef=0.0)
-                await publisher.publish(learner, engine, version=version)  # compares checksums
+                await publisher.publish(
+                    learner, RolloutEngines([engine]), version=version
+                )  # compares checksums
                 exported = tmp_path / f"export-{version}"
                 await learner.export(str(exported))
                 for prompt in PROMPTS:

@@ -6,7 +6,8 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -31,6 +32,10 @@ class Client:
     def __init__(self, *script: str) -> None:
         self.engine = ScriptedEngine(script or ("ok",))
         self.after: list[float] = []
+
+    @contextmanager
+    def group(self, size: int) -> Iterator[Any]:
+        yield self.generate
 
     async def generate(self, prompt: list[int], sampling: Sampling, seed: int) -> Generation:
         self.after.append(time.monotonic())
@@ -189,7 +194,9 @@ def test_a_slow_step_that_never_returns_leaves_its_thread_behind() -> None:
     first: list[int] = []
 
     made = maker(step, replace(LIMITS, failure="keep"))
-    episodes = [made._episode(task(), 0, index, made._sampling) for index in range(3)]
+    episodes = [
+        made._episode(task(), 0, index, made._sampling, Client().generate) for index in range(3)
+    ]
     first.append(episodes[0].turn_seed(0))
     started = time.monotonic()
     rollouts = asyncio.run(made._play(episodes))

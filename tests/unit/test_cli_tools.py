@@ -70,7 +70,7 @@ def test_plan_shows_batches_roles_and_memory(
     assert "134,515,008 (counted)" in text
     assert "bfloat16" in text
     assert "at most 128 tokens" in text  # 96 + 32
-    for role in ("driver", "learner-0", "engine", "reference", "rewards-0"):
+    for role in ("driver", "learner-0", "engine-0", "reference", "rewards-0"):
         assert role in text
     assert "next:" in text
 
@@ -118,8 +118,8 @@ def test_memory_follows_from_parameters_and_types(model: Path) -> None:
         count * ((4 + 4 + 8) - (2 + 2 + 8 + 4)), abs=0.2 * GIB
     )
     assert full["learner-0"].memory > count * 16
-    cache = placed(model, rollout={"kv_cache_gib": 3})["engine"].memory
-    assert cache - placed(model, rollout={"kv_cache_gib": 1})["engine"].memory == 2 * GIB
+    cache = placed(model, rollout={"kv_cache_gib": 3})["engine-0"].memory
+    assert cache - placed(model, rollout={"kv_cache_gib": 1})["engine-0"].memory == 2 * GIB
 
 
 def test_zero_splits_the_optimizer_over_ranks(model: Path) -> None:
@@ -132,7 +132,7 @@ def test_zero_splits_the_optimizer_over_ranks(model: Path) -> None:
 def test_a_gpu_engine_takes_its_share_of_the_device(model: Path) -> None:
     gpus = (Gpu(name="g", memory=80 * GIB),)
     machine = Machine(cpus=8, memory=64 * GIB, memory_available=GIB, shared_memory=GIB, gpus=gpus)
-    assert "KV cache 40.0 GiB" in placed(model, machine)["engine"].detail
+    assert "KV cache 40.0 GiB" in placed(model, machine)["engine-0"].detail
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
@@ -149,6 +149,7 @@ def test_roles_are_the_workers_that_a_run_starts(
             "critic": {"placement": placement},
             "kl": {"coef": 0.1},
             "reward": {"workers": 2},
+            "rollout": {"engines": 2},
             "runtime": {"cpus": 8},
         }
     )
@@ -156,7 +157,7 @@ def test_roles_are_the_workers_that_a_run_starts(
     started = [
         *workers.learner_specs(config, "m", chosen, dtype="float32"),
         *workers.critic_specs(config, "m", chosen),
-        workers.engine_spec(config, "m", context_length=64, dtype="float32"),
+        *workers.engine_specs(config, "m", context_length=64, dtype="float32"),
         workers.reference_spec(config, "m", dtype="float32"),
         *workers.reward_specs(config, chosen),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,10 @@ class Engine:
         self.first = 0.0
         self.last = 0.0
         self.idle = 0.0
+
+    @contextmanager
+    def group(self, size: int) -> Iterator[Any]:
+        yield self.generate
 
     async def generate(self, prompt: list[int], sampling: Sampling, seed: int) -> Generation:
         async with self._slots:
@@ -80,7 +85,9 @@ def test_the_engine_is_idle_less_than_a_tenth_of_the_time(
             group_size=1,
             seed=0,
         )
-        episodes = [maker._episode(task(), i, 0, maker._sampling) for i in range(EPISODES)]
+        episodes = [
+            maker._episode(task(), i, 0, maker._sampling, engine.generate) for i in range(EPISODES)
+        ]
         return engine, await asyncio.gather(*(run_agent(maker.agent, one) for one in episodes))
 
     engine, rollouts = asyncio.run(whole())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,10 @@ class Engine:
 
     calls: list[tuple[list[int], Sampling, int]] = field(default_factory=list)
     forgot: int = 0
+
+    @contextmanager
+    def group(self, size: int) -> Iterator[Any]:
+        yield self.generate
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> Generation:
         self.calls.append((list(prompt), sampling, seed))

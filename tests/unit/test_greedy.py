@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -30,6 +31,10 @@ class Engine:
     """Greedy: `22`, otherwise `1`."""
 
     asked: list[tuple[Sampling, int]] = field(default_factory=list)
+
+    @contextmanager
+    def group(self, size: int) -> Iterator[Any]:
+        yield self.generate
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> Generation:
         self.asked.append((sampling, seed))

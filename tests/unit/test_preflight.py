@@ -169,6 +169,13 @@ def test_tensor_parallelism_needs_vllm_and_devices(
     assert "there are 1" in error(folder, two).what
 
 
+def test_several_vllm_engines_need_processes(folder: Path) -> None:
+    two: dict[str, Any] = {"rollout": {"engines": 2}, "runtime": {"kind": "inline"}}
+    assert "a process each" in error(folder, two).what
+    assert run(folder, {**two, "rollout": {"engines": 2, "engine": "transformers"}}) == []
+    assert run(folder, {"rollout": {"engines": 2}}) == []
+
+
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}])
 def test_cut_sampling_is_told_and_refused_where_it_breaks_ratios(
     folder: Path, cut: dict[str, Any]

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.core.config import RolloutConfig
-from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collected, GroupMaker, GroupScorer
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.rollouts import Group, Task
 from rlx.core.samplers import BoundSampler, oversample_error
 
@@ -57,7 +57,7 @@ class AsyncCollector:
         maker: GroupMaker,
         scorer: GroupScorer,
         sampler: BoundSampler,
-        client: RolloutClient,
+        client: RolloutEngines,
         settings: RolloutConfig,
     ) -> None:
         self._maker = maker

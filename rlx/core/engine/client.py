@@ -42,6 +42,11 @@ class RolloutClient:
         self._pending: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = []
         self._batches: set[asyncio.Task[None]] = set()
 
+    @property
+    def load(self) -> int:
+        """Requests that run or wait."""
+        return len(self._pending) + self._idle.running
+
     async def generate(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> Generation:
         """Sample one continuation of `prompt`; raises `EngineError` when the engine failed."""
         loop = asyncio.get_running_loop()
@@ -124,13 +129,13 @@ class _IdleClock:
     """How long nothing ran."""
 
     def __init__(self) -> None:
-        self._running = 0
+        self.running = 0
         self._idle = 0.0
         self._since = self._start = time.perf_counter()
 
     def add(self, count: int) -> None:
         self._pass()
-        self._running += count
+        self.running += count
 
     def take(self) -> float:
         self._pass()
@@ -140,7 +145,7 @@ class _IdleClock:
 
     def _pass(self) -> None:
         now = time.perf_counter()
-        if not self._running:
+        if not self.running:
             self._idle += now - self._since
         self._since = now
 

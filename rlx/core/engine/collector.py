@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from rlx.core.agents import Episode, Limits, run_agent
+from rlx.core.agents import Episode, Generate, Limits, run_agent
 from rlx.core.component import Bound
-from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.engines import Generator
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.rollouts import Group, Rollout, Task
 from rlx.core.samplers import BoundSampler, oversample_error
@@ -78,7 +78,7 @@ class GroupMaker:
     def __init__(
         self,
         *,
-        client: RolloutClient,
+        client: Generator,
         agent: Bound,
         scorer: GroupScorer,
         tokenizer: Any,
@@ -104,8 +104,11 @@ class GroupMaker:
         """Group `number`; None when agent or reward failed and the policy is to drop the group."""
         count = self._group_size
         ways = [self._sampling] * count + ([self._greedy] if self._greedy else [])
-        episodes = [self._episode(task, number, index, way) for index, way in enumerate(ways)]
-        rollouts = await self._play(episodes)
+        with self._client.group(len(ways)) as generate:
+            episodes = [
+                self._episode(task, number, index, way, generate) for index, way in enumerate(ways)
+            ]
+            rollouts = await self._play(episodes)
         if clock is not None:
             clock.generated = time.perf_counter()
         if rollouts is None:
@@ -144,13 +147,15 @@ class GroupMaker:
         self._counts.clear()
         return metrics
 
-    def _episode(self, task: Task, number: int, index: int, sampling: Sampling) -> Episode:
+    def _episode(
+        self, task: Task, number: int, index: int, sampling: Sampling, generate: Generate
+    ) -> Episode:
         return Episode(
             task=task,
             group_id=number,
             index=index,
             seed=rollout_seed(self._seed, number, index),
-            generate=self._client.generate,
+            generate=generate,
             tokenizer=self._tokenizer,
             sampling=sampling,
             limits=self._limits,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.config import RunConfig
-from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.evaluation import (
     EvaluationPlan,
     Evaluator,
@@ -87,7 +87,7 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_NAME).write_text(dump_yaml(job.config), encoding="utf-8")
 
-    async def use(engine: RolloutClient, rewards: RewardRunner) -> Evaluation:
+    async def use(engine: RolloutEngines, rewards: RewardRunner) -> Evaluation:
         status("evaluating")
         return await _evaluator(job, engine, rewards).evaluate(progress)
 
@@ -134,7 +134,7 @@ def results_of(job: EvalJob, evaluation: Evaluation, step: int) -> dict[str, Any
     }
 
 
-def _evaluator(job: EvalJob, engine: RolloutClient, rewards: RewardRunner) -> Evaluator:
+def _evaluator(job: EvalJob, engine: RolloutEngines, rewards: RewardRunner) -> Evaluator:
     return Evaluator(
         job.plan,
         client=engine,

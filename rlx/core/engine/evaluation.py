@@ -13,8 +13,8 @@ from typing import Any
 
 from rlx.core.agents import Limits
 from rlx.core.config import RunConfig
-from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import GroupMaker, GroupScorer
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.reward_compose import part_names
 from rlx.core.engine.waves import in_waves
@@ -101,7 +101,7 @@ class Evaluator:
         self,
         plan: EvaluationPlan,
         *,
-        client: RolloutClient,
+        client: RolloutEngines,
         selection: Selection,
         scorer: GroupScorer,
         tokenizer: Any,

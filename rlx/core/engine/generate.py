@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.config import RunConfig
-from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import GroupMaker
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.evaluation import Progress, limits_of
 from rlx.core.engine.inference import Setup, run_inference, set_up
 from rlx.core.engine.interfaces import Sampling
@@ -193,7 +193,7 @@ def _sample(
     """Sample the tasks that the journal lacks; returns how many rewards failed."""
     setup, config, tasks = job.setup, job.config, job.tasks.tasks
 
-    async def use(engine: RolloutClient, rewards: RewardRunner) -> int:
+    async def use(engine: RolloutEngines, rewards: RewardRunner) -> int:
         maker = GroupMaker(
             client=engine,
             agent=setup.selection.agent.resolve(),

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from rlx.core.config import RunConfig
 from rlx.core.engine import workers
-from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import unwrap
 from rlx.core.engine.crew import Crew
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.prepare import load_tokenizer
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.rewards import RewardRunner
@@ -45,7 +45,7 @@ class Setup:
     warnings: tuple[Finding, ...]
 
     def needed_context(self, new_tokens: int) -> int:
-        """The engine's context: no longer than prompts of `data.max_prompt_tokens` need."""
+        """The engines' context: no longer than prompts of `data.max_prompt_tokens` need."""
         config = self.config
         if config.rollout.context_length is None and config.data.max_prompt_tokens is not None:
             return min(self.context_length, config.data.max_prompt_tokens + new_tokens)
@@ -84,7 +84,7 @@ def set_up(
 
 def run_inference(
     setup: Setup,
-    use: Callable[[RolloutClient, RewardRunner], Awaitable[T]],
+    use: Callable[[RolloutEngines, RewardRunner], Awaitable[T]],
     *,
     context_length: int,
     folder: Path,
@@ -106,7 +106,7 @@ def run_inference(
 
 async def _run(
     setup: Setup,
-    use: Callable[[RolloutClient, RewardRunner], Awaitable[T]],
+    use: Callable[[RolloutEngines, RewardRunner], Awaitable[T]],
     context_length: int,
     folder: Path,
     status: Callable[[str], None],
@@ -115,8 +115,8 @@ async def _run(
     timers = _cancel_on_signal(signals)
     crew = Crew(setup.config, setup.selection, plugins=setup.plugins, folder=folder, status=status)
     try:
-        engine, rewards = await _start(setup, crew, context_length)
-        return await use(engine, rewards)
+        engines, rewards = await _start(setup, crew, context_length)
+        return await use(engines, rewards)
     except asyncio.CancelledError:
         if signals:
             name = signal.Signals(signals[0]).name
@@ -132,18 +132,19 @@ async def _run(
 
 async def _start(
     setup: Setup, crew: Crew, context_length: int
-) -> tuple[RolloutClient, RewardRunner]:
+) -> tuple[RolloutEngines, RewardRunner]:
     config = setup.config
     reward_specs = workers.reward_specs(config, setup.selection)
     dtype = setup.info.dtype if config.learner.dtype == "auto" else config.learner.dtype
-    engine_spec = workers.engine_spec(
+    engine_specs = workers.engine_specs(
         config,
         setup.model,
         context_length=context_length,
         dtype=dtype if config.rollout.dtype == "auto" else config.rollout.dtype,
     )
-    started = await crew.start([engine_spec, *reward_specs])
-    return RolloutClient(started["engine"]), crew.reward_runner(reward_specs, started)
+    started = await crew.start([*engine_specs, *reward_specs])
+    engines = workers.rollout_engines(config, engine_specs, started)
+    return engines, crew.reward_runner(reward_specs, started)
 
 
 def _cancel_on_signal(signals: list[int]) -> list[threading.Timer]:

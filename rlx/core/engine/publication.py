@@ -1,4 +1,4 @@
-"""Gives a learner's new weights to the rollout engine: a safetensors file in shared memory."""
+"""Gives a learner's new weights to the rollout engines: a safetensors file in shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.errors import EngineError
 
@@ -26,20 +26,24 @@ class Publisher:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
         self._metrics: dict[str, float] = {}
 
-    async def publish(self, learner: LearnerGroup, engine: RolloutClient, *, version: int) -> None:
-        """Replace the engine's weights by the learner's; raises `EngineError` when they differ."""
+    async def publish(
+        self, learner: LearnerGroup, engines: RolloutEngines, *, version: int
+    ) -> None:
+        """Replace the engines' weights by the learner's; raises `EngineError` when they differ."""
         path = self._folder / f"policy-{version}.safetensors"
         try:
             written = await learner.write_weights(str(path), version)
-            report = await engine.load_weights(written)
+            reports = await engines.load_weights(written)
         finally:
             path.unlink(missing_ok=True)
-        if report.checksum != written.checksum:
-            raise EngineError(
-                f"publication of version {version}: the engine received other weights than the "
-                f"learner wrote (checksum {report.checksum} instead of {written.checksum})"
-            )
-        seconds = written.seconds + report.seconds
+        for number, report in enumerate(reports):
+            if report.checksum != written.checksum:
+                raise EngineError(
+                    f"publication of version {version}: engine {number} received other weights "
+                    f"than the learner wrote (checksum {report.checksum} instead of "
+                    f"{written.checksum})"
+                )
+        seconds = written.seconds + max(report.seconds for report in reports)
         self._metrics = {"publish/gib_per_s": written.bytes / 2**30 / max(seconds, 1e-9)}
 
     def metrics(self) -> Mapping[str, float]:

@@ -10,9 +10,9 @@ from typing import Any
 from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine import workers
 from rlx.core.engine.async_collector import AsyncCollector
-from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import Collection, Collector, GroupMaker
 from rlx.core.engine.critic import Critic
+from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.evaluation import Evaluator, limits_of
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import Sampling
@@ -58,7 +58,7 @@ class _Parts:
     learner: LearnerGroup
     reference: LearnerGroup | None
     critic: Critic | None
-    engine: RolloutClient | None
+    engines: RolloutEngines | None
     """None: the rollouts are recorded ones."""
     rewards: RewardRunner
 
@@ -90,13 +90,13 @@ class _Session(Session):
         trainer = Trainer(
             run=run,
             config=config,
-            collector=self._collector(parts.engine, parts.rewards),
-            evaluations=self._evaluations(run, parts.engine, parts.rewards),
+            collector=self._collector(parts.engines, parts.rewards),
+            evaluations=self._evaluations(run, parts.engines, parts.rewards),
             estimator=plan.selection.estimator.resolve(),
             learner=parts.learner,
             reference=parts.reference,
             critic=parts.critic,
-            engine=parts.engine or NoEngine(),
+            engine=parts.engines or NoEngine(),
             publisher=publisher,
             reporter=self._reporter,
             plugins=plan.plugins,
@@ -122,9 +122,9 @@ class _Session(Session):
             await learner.export(str(self._folder / "export"))
         self._mark_finished(trainer)
 
-    def _collector(self, engine: RolloutClient | None, rewards: RewardRunner) -> Collection:
+    def _collector(self, engines: RolloutEngines | None, rewards: RewardRunner) -> Collection:
         plan, config = self._plan, self._config
-        if engine is None:
+        if engines is None:
             assert config.replay is not None
             return Replay(config.replay, vocabulary=plan.info.vocab_size)
         sampler = BoundSampler(
@@ -134,7 +134,7 @@ class _Session(Session):
             shuffle=config.data.shuffle,
         )
         maker = GroupMaker(
-            client=engine,
+            client=engines,
             agent=plan.selection.agent.resolve(),
             scorer=rewards,
             tokenizer=plan.tokenizer,
@@ -152,18 +152,18 @@ class _Session(Session):
         if not config.rollout.max_staleness:
             return Collector(maker=maker, scorer=rewards, sampler=sampler)
         return AsyncCollector(
-            maker=maker, scorer=rewards, sampler=sampler, client=engine, settings=config.rollout
+            maker=maker, scorer=rewards, sampler=sampler, client=engines, settings=config.rollout
         )
 
     def _evaluations(
-        self, run: Run, engine: RolloutClient | None, rewards: RewardRunner
+        self, run: Run, engines: RolloutEngines | None, rewards: RewardRunner
     ) -> Evaluations | None:
         plan = self._plan
-        if plan.evaluation is None or engine is None:
+        if plan.evaluation is None or engines is None:
             return None
         evaluator = Evaluator(
             plan.evaluation,
-            client=engine,
+            client=engines,
             selection=plan.selection,
             scorer=rewards,
             tokenizer=plan.tokenizer,
@@ -178,11 +178,8 @@ class _Session(Session):
         reward_specs = [] if replayed else workers.reward_specs(config, plan.selection)
         reference_specs = self._reference_specs()
         critic_specs = self._critic_specs()
-        engine_spec = workers.engine_spec(
-            config, plan.model, context_length=plan.context_length, dtype=self._engine_dtype()
-        )
-        generators = [] if replayed else [engine_spec]
-        specs = [*learner_specs, *generators, *reference_specs, *critic_specs, *reward_specs]
+        engine_specs = [] if replayed else self._engine_specs()
+        specs = [*learner_specs, *engine_specs, *reference_specs, *critic_specs, *reward_specs]
         started = await self._crew.start(specs)
 
         def group(specs: list[WorkerSpec], settings: LearnerConfig) -> LearnerGroup:
@@ -195,9 +192,7 @@ class _Session(Session):
             learner=group(learner_specs, config.learner),
             reference=group(reference_specs, config.learner) if reference_specs else None,
             critic=critic,
-            engine=None
-            if replayed
-            else RolloutClient(started["engine"], swaps_in_flight=config.rollout.partial_rollout),
+            engines=None if replayed else workers.rollout_engines(config, engine_specs, started),
             rewards=self._crew.reward_runner(reward_specs, started),
         )
 
@@ -213,9 +208,11 @@ class _Session(Session):
         model = resolve_model(config.kl.reference) if config.kl.reference else plan.model
         return [workers.reference_spec(config, model, dtype=plan.dtype)]
 
-    def _engine_dtype(self) -> str:
-        return (
-            self._plan.dtype if self._config.rollout.dtype == "auto" else self._config.rollout.dtype
+    def _engine_specs(self) -> list[WorkerSpec]:
+        plan, config = self._plan, self._config
+        dtype = plan.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
+        return workers.engine_specs(
+            config, plan.model, context_length=plan.context_length, dtype=dtype
         )
 
     def _write_manifest(self, facts: Mapping[str, Any]) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.core.config import LearnerConfig, RunConfig
-from rlx.core.engine.runtime import WorkerSpec
+from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.engines import RolloutEngines
+from rlx.core.engine.runtime import Worker, WorkerSpec
 from rlx.core.objective import ObjectiveSettings
 from rlx.core.offline.selection import OfflineSelection
 from rlx.core.selection import Selection
@@ -34,21 +36,40 @@ def threads_of(config: RunConfig) -> int:
     return max(cpus // 2, 1) if config.rollout.max_staleness else cpus
 
 
-def engine_spec(config: RunConfig, model: str, *, context_length: int, dtype: str) -> WorkerSpec:
-    threads = threads_of(config)
-    return WorkerSpec(
-        name="engine",
-        role="rollout",
-        target=_ENGINES[config.rollout.engine],
-        kwargs={
-            "model": model,
-            "settings": config.rollout,
-            "context_length": context_length,
-            "dtype": dtype,
-            "seed": config.seed,
-            "threads": threads,
-        },
-        env=_thread_env(threads),
+def engine_specs(
+    config: RunConfig, model: str, *, context_length: int, dtype: str
+) -> list[WorkerSpec]:
+    """One spec for each rollout engine; they work at the same time and share the cores."""
+    engines = config.rollout.engines
+    threads = max(threads_of(config) // engines, 1)
+    return [
+        WorkerSpec(
+            name=f"engine-{number}",
+            role="rollout",
+            rank=number,
+            world=engines,
+            target=_ENGINES[config.rollout.engine],
+            kwargs={
+                "model": model,
+                "settings": config.rollout,
+                "context_length": context_length,
+                "dtype": dtype,
+                "seed": config.seed,
+                "threads": threads,
+            },
+            env=_thread_env(threads),
+        )
+        for number in range(engines)
+    ]
+
+
+def rollout_engines(
+    config: RunConfig, specs: Sequence[WorkerSpec], started: Mapping[str, Worker]
+) -> RolloutEngines:
+    """The started engines as one."""
+    swaps = config.rollout.partial_rollout
+    return RolloutEngines(
+        [RolloutClient(started[spec.name], swaps_in_flight=swaps) for spec in specs]
     )
 
 
