@@ -1,13 +1,16 @@
-"""The ladder on real data: fine-tuning, a reward model, preferences, RL against the reward model.
+"""The ladder on real data: every command of offline training, and RL against the reward model.
 
     python -m benchmarks.prepare_smollm2
-    python -m benchmarks.ladder prepare          data and starting models into ladder/
-    python -m benchmarks.ladder sft|rm|dpo|grpo  one stage, a few minutes each on one CPU core
-    python -m benchmarks.ladder table            what the stages measured
+    python -m benchmarks.ladder prepare [--data FOLDER]   data and starting models into ladder/
+    python -m benchmarks.ladder STAGE                     some minutes each on one CPU core
+    python -m benchmarks.ladder table                     what the stages measured
+
+Stages: sft, rm, dpo, kto, prm, distill (after sft), generate, grpo (after rm).
 
 SmolLM2-135M-Instruct on GSM8K and on 1,800 pairs of hh-rlhf (harmless), 200 rows of each held out.
-The reward model starts from the first six of its thirty layers, so that a pass over all pairs
-takes minutes.
+What learns to judge, and the student, start from the first six of its thirty layers, so that a pass
+over all pairs takes minutes. Steps to judge are those of GSM8K's solutions; half of the solutions
+have one step's result changed, and that step is false.
 """
 
 from __future__ import annotations
@@ -17,97 +20,72 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-DATA = Path("../shared/data")
+from benchmarks.ladder_data import HELD_OUT, prepare
+
 FOLDER = Path("ladder")
 MODEL = "models/smollm2-135m-instruct"
-HELD_OUT = 200
-LAYERS = 6
-MARK = "\n\nAssistant:"
-
 _COMMON = "--set runtime.cpus=1 --runtime inline --set learner.token_budget=1024"
 _OFFLINE = f"{_COMMON} --set learner.logprob_chunk=512 --set eval.before_training=true"
 _PAIRS = "--data ladder/pairs-train.jsonl --eval-data ladder/pairs-held-out.jsonl"
+_UNPAIRED = "--data ladder/unpaired-train.jsonl --eval-data ladder/unpaired-held-out.jsonl"
+_STEPS = "--data ladder/steps-train.jsonl --eval-data ladder/steps-held-out.jsonl"
+_SOLVED = (
+    "--data ladder/gsm8k-train.jsonl --eval-data ladder/gsm8k-held-out.jsonl "
+    "--set data.prompt=question --set data.label=null --set offline.completion=answer "
+    "--max-length 384"
+)
 STAGES = {
-    "sft": f"sft --model {MODEL} --data ladder/gsm8k-train.jsonl "
-    "--eval-data ladder/gsm8k-held-out.jsonl --set data.prompt=question --set data.label=null "
-    "--set offline.completion=answer --max-samples 256 --set eval.max_tasks=64 --max-length 384 "
+    "sft": f"sft --model {MODEL} {_SOLVED} --max-samples 256 --set eval.max_tasks=64 "
     f"--batch-size 16 --lr 2e-5 --eval-every 8 {_OFFLINE}",
     "rm": f"rm --model ladder/six {_PAIRS} --max-length 64 --batch-size 32 --lr 1e-4 "
     f"--set learner.warmup_steps=5 --eval-every 25 {_OFFLINE}",
     "dpo": f"dpo --model {MODEL} {_PAIRS} --max-length 128 --max-samples 320 "
     f"--set eval.max_tasks=100 --batch-size 16 --lr 1e-5 --eval-every 7 {_OFFLINE}",
-    "grpo": f"train --model {MODEL} --data ladder/prompts.jsonl --set data.label=null "
+    "kto": f"kto --model {MODEL} {_UNPAIRED} --max-length 128 --max-samples 320 "
+    f"--set eval.max_tasks=100 --batch-size 32 --lr 1e-5 --eval-every 5 {_OFFLINE}",
+    "prm": f"prm --model ladder/six {_STEPS} --max-length 256 --max-samples 2000 "
+    f"--batch-size 32 --lr 1e-4 --set learner.warmup_steps=5 --eval-every 25 {_OFFLINE}",
+    "distill": f"distill --model ladder/six --teacher ladder/sft/export {_SOLVED} "
+    "--max-samples 256 --set eval.max_tasks=64 --batch-size 16 --lr 3e-4 --eval-every 8 "
+    f"{_OFFLINE}",
+    "generate": f"generate {MODEL} --data ladder/gsm8k-held-out.jsonl "
+    "--set data.prompt=question --set data.label=answer --reward math -n 4 --max-tasks 32 "
+    f"--max-new-tokens 160 --select all --select best --select pairs {_COMMON}",
+    "grpo": f"train --model {MODEL} --data ladder/prompts-train.jsonl "
+    "--eval-data ladder/prompts-held-out.jsonl --set data.label=null "
+    "--set eval.before_training=true --eval-every 10 --set eval.samples=4 "
     "--set data.chat_template=false --reward model:ladder/rm/export "
     "--set rewards.0.chat_template=false --set rewards.0.max_length=64 --estimator group_norm "
-    f"--steps 15 --groups 4 --group-size 8 --max-new-tokens 32 --lr 2e-5 {_COMMON}",
+    f"--steps 40 --groups 4 --group-size 8 --max-new-tokens 32 --lr 2e-5 {_COMMON}",
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("prepare", "table", *STAGES))
-    what = parser.parse_args().what
-    if what == "prepare":
-        prepare()
-    elif what == "table":
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    arguments = parser.parse_args()
+    if arguments.what == "prepare":
+        prepare(arguments.data, FOLDER, MODEL)
+    elif arguments.what == "table":
         table()
     else:
-        words = [*STAGES[what].split(), "--output", str(FOLDER / what)]
+        words = [*STAGES[arguments.what].split(), "--output", str(FOLDER / arguments.what)]
         sys.exit(subprocess.run([sys.executable, "-m", "rlx", *words]).returncode)
 
 
-def prepare() -> None:
-    """Split the data, take prompts from the pairs, and shorten the model."""
-    from transformers import AutoTokenizer
-
-    FOLDER.mkdir(exist_ok=True)
-    for name, source in (("gsm8k", "gsm8k-train"), ("pairs", "hh-harmless-pairs")):
-        rows = [json.loads(line) for line in (DATA / f"{source}.jsonl").open()]
-        write(f"{name}-train", rows[:-HELD_OUT])
-        write(f"{name}-held-out", rows[-HELD_OUT:])
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    pairs = (FOLDER / "pairs-train.jsonl").open()
-    prompts = dict.fromkeys(prompt for line in pairs if (prompt := prompt_of(json.loads(line))))
-    short = [prompt for prompt in prompts if len(tokenizer(prompt)["input_ids"]) <= 40]
-    write("prompts", [{"prompt": prompt} for prompt in short])
-    shorten(tokenizer)
-
-
-def prompt_of(pair: dict[str, str]) -> str | None:
-    """What both answers begin with, up to where the assistant speaks last."""
-    prompt = pair["chosen"][: pair["chosen"].rindex(MARK) + len(MARK)]
-    return prompt if pair["rejected"].startswith(prompt) else None
-
-
-def shorten(tokenizer: Any) -> None:
-    """The first layers of the model, as a model."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(MODEL)
-    model.model.layers = model.model.layers[:LAYERS]
-    model.config.num_hidden_layers = LAYERS
-    if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[:LAYERS]
-    model.save_pretrained(FOLDER / "six")
-    tokenizer.save_pretrained(FOLDER / "six")
-
-
-def write(name: str, rows: Iterable[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (FOLDER / f"{name}.jsonl").write_text(text)
-
-
 def table() -> None:
-    """Held-out numbers of each stage by step; of RL the reward."""
+    """Held-out numbers of each stage by step."""
     print("| stage | step | numbers |\n|---|---|---|")
     for stage in STAGES:
         path = FOLDER / stage / "metrics.jsonl"
         for record in map(json.loads, path.open()) if path.is_file() else ():
-            names = [name for name in record if name.startswith("eval/") or name == "reward/mean"]
+            names = [name for name in record if name.startswith("eval/")]
             if names:
                 shown = ", ".join(f"{name.split('/')[-1]} {record[name]:.4f}" for name in names)
                 print(f"| {stage} | {record['step']} | {shown} |")
