@@ -10,7 +10,7 @@ Stages: sft, rm, dpo, kto, prm, distill (after sft), generate, grpo (after rm).
 SmolLM2-135M-Instruct on GSM8K and on 1,800 pairs of hh-rlhf (harmless), 200 rows of each held out.
 What learns to judge, and the student, start from the first six of its thirty layers, so that a pass
 over all pairs takes minutes. Steps to judge are those of GSM8K's solutions; half of the solutions
-have one step's result changed, and that step is false.
+go on with the steps of another problem from some step on, and those are false.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ STAGES = {
     f"--batch-size 16 --lr 2e-5 --eval-every 8 {_OFFLINE}",
     "rm": f"rm --model ladder/six {_PAIRS} --max-length 64 --batch-size 32 --lr 1e-4 "
     f"--set learner.warmup_steps=5 --eval-every 25 {_OFFLINE}",
-    "dpo": f"dpo --model {MODEL} {_PAIRS} --max-length 128 --max-samples 320 "
-    f"--set eval.max_tasks=100 --batch-size 16 --lr 1e-5 --eval-every 7 {_OFFLINE}",
-    "kto": f"kto --model {MODEL} {_UNPAIRED} --max-length 128 --max-samples 320 "
-    f"--set eval.max_tasks=100 --batch-size 32 --lr 1e-5 --eval-every 5 {_OFFLINE}",
+    "dpo": f"dpo --model {MODEL} {_PAIRS} --max-length 128 --max-samples 640 "
+    f"--batch-size 16 --lr 5e-5 --set learner.warmup_steps=4 --eval-every 10 {_OFFLINE}",
+    "kto": f"kto --model {MODEL} {_UNPAIRED} --max-length 128 --max-samples 640 "
+    f"--set eval.max_tasks=100 --batch-size 32 --lr 5e-5 --eval-every 5 {_OFFLINE}",
     "prm": f"prm --model ladder/six {_STEPS} --max-length 256 --max-samples 2000 "
     f"--batch-size 32 --lr 1e-4 --set learner.warmup_steps=5 --eval-every 25 {_OFFLINE}",
     "distill": f"distill --model ladder/six --teacher ladder/sft/export {_SOLVED} "
@@ -59,7 +59,7 @@ STAGES = {
     "--set eval.before_training=true --eval-every 10 --set eval.samples=4 "
     "--set data.chat_template=false --reward model:ladder/rm/export "
     "--set rewards.0.chat_template=false --set rewards.0.max_length=64 --estimator group_norm "
-    f"--steps 40 --groups 4 --group-size 8 --max-new-tokens 32 --lr 2e-5 {_COMMON}",
+    f"--steps 50 --groups 8 --group-size 8 --max-new-tokens 24 --lr 5e-5 {_COMMON}",
 }
 
 

@@ -13,7 +13,6 @@ HELD_OUT = 200
 HELD_OUT_PROMPTS = 64
 LAYERS = 6
 _TURN = "\n\nAssistant:"
-_RESULT = re.compile(r">>(\d+)")
 _NOTES = re.compile(r"<<.*?>>")
 
 
@@ -61,32 +60,27 @@ def unpaired(pairs: Iterable[dict[str, str]]) -> Iterator[dict[str, Any]]:
             yield {"prompt": prompt, "completion": completion, "label": good}
 
 
-def judged_steps(solved: Iterable[dict[str, str]]) -> Iterator[dict[str, Any]]:
-    """Solutions by steps; in every second one a result is changed, and steps from there are false.
+def judged_steps(solved: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Solutions by steps; every second one goes on, from a random step, with another's steps.
 
-    What is wrong carries on: a step after the changed one computes with a number nobody found.
+    Those are false: they are sound sentences and sums, but of another problem.
     """
     draw = random.Random(0)
-    for index, row in enumerate(solved):
-        steps = row["answer"].split("\n")[:-1]
-        places = [place for place, step in enumerate(steps) if _RESULT.search(step)]
-        first_false = len(steps)
-        if index % 2 and places:
-            first_false = draw.choice(places)
-            steps[first_false] = _changed(steps[first_false], draw)
+    solutions = [_steps(row["answer"]) for row in solved]
+    for index, (row, steps) in enumerate(zip(solved, solutions, strict=True)):
+        right = draw.randrange(len(steps)) if index % 2 else len(steps)
+        foreign = solutions[(index + 1) % len(solutions)]
+        shown = steps[:right] + foreign[right:] if right < len(foreign) else steps
         yield {
             "prompt": row["question"],
-            "completions": [_NOTES.sub("", step) for step in steps],
-            "labels": [place < first_false for place in range(len(steps))],
+            "completions": shown,
+            "labels": [place < right or shown is steps for place in range(len(shown))],
         }
 
 
-def _changed(step: str, draw: random.Random) -> str:
-    """The step with another result: its last one, off by up to a half."""
-    found = list(_RESULT.finditer(step))[-1]
-    right = int(found[1])
-    wrong = right + draw.choice((-1, 1)) * draw.randint(1, max(right // 2, 1))
-    return f"{step[: found.start(1)]}{wrong}{step[found.end(1) :]}"
+def _steps(solution: str) -> list[str]:
+    """Lines of a GSM8K solution, without its answer and the calculator's notes."""
+    return [_NOTES.sub("", line) for line in solution.split("\n")[:-1]]
 
 
 def shorten(model: str, folder: Path, tokenizer: Any) -> None:
