@@ -5,7 +5,7 @@
     python -m benchmarks.ladder STAGE                     some minutes each on one CPU core
     python -m benchmarks.ladder table                     what the stages measured
 
-Stages: sft, rm, dpo, kto, prm, distill (after sft), generate, grpo (after rm).
+Stages: sft, rm, dpo, kto, prm, distill and generate (after sft), grpo (after rm).
 
 SmolLM2-135M-Instruct on GSM8K and on 1,800 pairs of hh-rlhf (harmless), 200 rows of each held out.
 What learns to judge, and the student, start from the first six of its thirty layers, so that a pass
@@ -51,7 +51,7 @@ STAGES = {
     "distill": f"distill --model ladder/six --teacher ladder/sft/export {_SOLVED} "
     "--max-samples 256 --set eval.max_tasks=64 --batch-size 16 --lr 3e-4 --eval-every 8 "
     f"{_OFFLINE}",
-    "generate": f"generate {MODEL} --data ladder/gsm8k-held-out.jsonl "
+    "generate": "generate ladder/sft/export --data ladder/gsm8k-held-out.jsonl "
     "--set data.prompt=question --set data.label=answer --reward math -n 4 --max-tasks 32 "
     f"--max-new-tokens 160 --select all --select best --select pairs {_COMMON}",
     "grpo": f"train --model {MODEL} --data ladder/prompts-train.jsonl "

@@ -7,6 +7,7 @@ gradients, so `backward` scales by S, and shares of the loss add up over ranks.
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -122,8 +123,16 @@ def _import_deepspeed() -> Any:
 
     # Its shared-memory all-reduce serves inference only, and costs 100 s of g++ at the first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    _without_memory_reports()
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return deepspeed
+
+
+def _without_memory_reports() -> None:
+    """Its optimizers print what memory the machine has left, to the user's terminal."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("deepspeed.") and "see_memory_usage" in vars(module):
+            module.see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
 
 
 def on_device(micro: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from rlx.core.offline.rows import RowBatch
 
-_TOKENS_AT_ONCE = 1 << 18
+_TOKENS_AT_ONCE = 1 << 14
+"""Between two reports of progress: some seconds on a CPU, full micro-batches on a GPU."""
 
 
 async def with_reference(
