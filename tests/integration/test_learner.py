@@ -450,6 +450,12 @@ def test_bfloat16_keeps_a_float32_master_copy(tmp_path: Path) -> None:
     assert moved > 0.2
 
 
+def test_starting_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """DeepSpeed's bfloat16 optimizer would report the machine's memory on the user's terminal."""
+    started(write_model(tmp_path / "m", dtype="bfloat16"), dtype="bfloat16")
+    assert capfd.readouterr().out == ""
+
+
 def test_bfloat16_micro_batches_accumulate_in_float32(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", dtype="bfloat16")
     whole = started(model, dtype="bfloat16").update([random_batch()], step=0)
