@@ -1,4 +1,10 @@
-"""`make bench`: every benchmark that needs nothing but rlx, one after the other."""
+"""`make bench`: the benchmarks, one after the other.
+
+    make bench ARGS="controller vs_trl"     some of them
+
+Those that compare with TRL make an environment for it when there is none; `ladder`, which takes
+an hour, runs only by name.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,17 @@ import os
 import subprocess
 import sys
 
-BENCHMARKS = ("seeds", "algorithms", "ppo")
+BENCHMARKS = (
+    "prepare_smollm2",
+    "controller",
+    "floor",
+    "vs_trl",
+    "vs_trl_offline",
+    "objectives_vs_trl",
+    "seeds",
+    "algorithms",
+    "ppo",
+)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ Free form, the agent drives: `async def run(episode: Episode, *, ...) -> None`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
@@ -144,9 +145,7 @@ def agent_form(agent: Bound) -> Literal["step", "free"]:
         for name, found in (("step", "step"), ("run", "free")):
             if callable(getattr(instance, name, None)):
                 return found  # type: ignore[return-value]
-    first = next(iter(inspect.signature(instance).parameters.values()), None)
-    hints = () if first is None else (str(first.annotation), first.name)
-    for hint in hints:
+    for hint in _hints(instance if inspect.isroutine(instance) else instance.__call__):
         word = hint.rsplit(".", 1)[-1].strip("'\"<>").lower()
         if word in ("turn", "episode"):
             return "step" if word == "turn" else "free"
@@ -154,6 +153,13 @@ def agent_form(agent: Bound) -> Literal["step", "free"]:
         f"agent {agent.name!r} is neither step(turn: Turn) nor run(episode: Episode): "
         "annotate its positional parameter"
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _hints(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Annotation and name of the first parameter. Signatures are dear, and each episode asks."""
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    return () if first is None else (str(first.annotation), first.name)
 
 
 def _method(agent: Bound, name: str) -> Callable[[Any], Any]:

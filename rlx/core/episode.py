@@ -359,7 +359,11 @@ class Episode:
             self._no_room(segment, 0, asked=asked)
         self.overflowed = False
         prompt_length = len(segment.tokens)
-        generation = await self._engine_call(segment, replace(sampling, max_new_tokens=budget))
+        if budget < sampling.max_new_tokens:
+            call = replace(sampling, max_new_tokens=budget)
+        else:
+            call = sampling
+        generation = await self._engine_call(segment, call)
         if stop:
             generation = cut_at_stop(generation, stop, self._tokenizer)
         tokens, text = segment.act(generation, self._tokenizer)
@@ -397,7 +401,7 @@ class Episode:
             return self._begin(more.tokens, segment.talk)
         if more.tokens and len(more.tokens) >= self._left(segment):
             self._no_room(segment, len(more.tokens), asked=asked)
-        segment.tokens += more.tokens
+        segment.tokens.extend(more.tokens)
         return segment
 
     async def _engine_call(self, segment: Segment, sampling: Sampling) -> Generation:

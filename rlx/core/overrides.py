@@ -21,6 +21,8 @@ def with_overrides(
 
     Raises ComponentError for an option that would bend the log-probs, or that there is not.
     """
+    if not overrides:
+        return sampling, ()
     for name in overrides:
         if name in _FIXED:
             raise ComponentError(

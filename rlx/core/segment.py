@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,8 @@ class Segment:
     """Tokens with the turns that sampled some of them, and the conversation that they are of."""
 
     def __init__(self, tokens: Sequence[int], talk: Conversation) -> None:
-        self.tokens = [int(token) for token in tokens]
+        self.tokens = array("i", tokens)
+        """An array, as lists of numbers are work for the garbage collector."""
         self.prompt_length = len(self.tokens)
         self.turns: list[TurnRecord] = []
         self.talk = talk
@@ -55,7 +57,7 @@ class Segment:
         """Its conversation goes on in a later segment."""
 
     @property
-    def kept(self) -> list[int]:
+    def kept(self) -> array[int]:
         """The tokens up to the last action: nothing was sampled after the others."""
         return self.tokens[: self.turns[-1].stop] if self.turns else self.tokens
 
@@ -70,7 +72,8 @@ class Segment:
         A call that was aborted may have sampled nothing, and is then no turn. Raises EngineError
         for tokens and log-probs that do not fit, and for no tokens otherwise.
         """
-        tokens: list[int] = np.asarray(generation.tokens).tolist()
+        sampled = np.asarray(generation.tokens)
+        tokens: list[int] = sampled.tolist()
         if len(tokens) != len(generation.logprobs):
             raise EngineError(
                 f"the engine gave {len(tokens)} tokens and {len(generation.logprobs)} log-probs"
@@ -86,9 +89,9 @@ class Segment:
             finish_reason=generation.finish_reason,
             versions=generation.versions,
             logprobs=np.asarray(generation.logprobs, dtype=np.float32),
-            text=_decode(tokenizer, tokens),
+            text=_decode(tokenizer, sampled),
         )
-        self.tokens += tokens
+        self.tokens.frombytes(sampled.astype(np.intc, copy=False).tobytes())
         self.turns.append(turn)
         return tokens, turn.text
 
@@ -109,8 +112,9 @@ class Segment:
         return _decode(tokenizer, self.kept[self.prompt_length :])
 
 
-def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+def _decode(tokenizer: Any, tokens: Sequence[int] | np.ndarray) -> str:
+    # transformers looks at the type of each item of a list, which costs more than decoding it.
+    return str(tokenizer.decode(np.asarray(tokens), skip_special_tokens=True))
 
 
 def going_on_from(
@@ -148,9 +152,9 @@ def extending(
     """The latest segment that token ids extend, with what they add."""
     for segment in reversed(segments):
         length = len(segment.tokens)
-        if not (segment.running or segment.closed) and prompt[:length] == segment.tokens:
+        if not (segment.running or segment.closed) and prompt[:length] == segment.tokens.tolist():
             if rest := prompt[length:]:
-                segment.tokens += rest
+                segment.tokens.extend(rest)
                 segment.talk.note(text_of(rest))
             return segment
     return None

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from rlx.core.agents import Episode, Generate, Limits, run_agent
 from rlx.core.component import Bound
 from rlx.core.engine.engines import Generator
+from rlx.core.engine.garbage import seldom_collected
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.rollouts import Group, Rollout, Task
 from rlx.core.samplers import BoundSampler, oversample_error
@@ -199,7 +200,8 @@ class Collector:
                 )
             tasks = self._sampler.next_tasks(missing)
             dispatched += len(tasks)
-            accepted += await self._wave(tasks, clock)
+            with seldom_collected():
+                accepted += await self._wave(tasks, clock)
         return Collected(
             groups=accepted,
             metrics={

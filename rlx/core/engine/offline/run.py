@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -68,7 +69,9 @@ class OfflineSession(Session):
                 self._reporter.status(complaint)
         learner, score = await self._start_workers()
         self._write_manifest(self._crew.facts)
+        started = time.perf_counter()
         data, evaluation = await self._data(score)
+        reference_seconds = time.perf_counter() - started
         trainer = OfflineTrainer(
             run=run,
             config=plan.config,
@@ -77,6 +80,9 @@ class OfflineSession(Session):
             draws=plan.draws(),
             evaluation=evaluation,
             scores=plan.selection.needs.head == "score",
+            reference_seconds=(
+                reference_seconds if "ref_logprobs" in plan.selection.requires else None
+            ),
             reporter=self._reporter,
             plugins=plan.plugins,
         )

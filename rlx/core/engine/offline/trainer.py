@@ -55,8 +55,10 @@ class OfflineTrainer:
         scores: bool,
         reporter: Reporter,
         plugins: PluginSystem,
+        reference_seconds: float | None = None,
     ) -> None:
-        """`scores`: the model gives one number a sequence, whose scale is saved with it."""
+        """`scores`: the model gives one number a sequence, whose scale is saved with it;
+        `reference_seconds`: what the reference's log-probs took, for the first line of metrics."""
         self._run = run
         self._config = config
         self._learner = learner
@@ -64,6 +66,7 @@ class OfflineTrainer:
         self._draws = draws
         self._evaluation = list(evaluation)
         self._scores = scores
+        self._reference_seconds = reference_seconds
         self._reporter = reporter
         self._plugins = plugins
         self._best = Best(config.checkpoint.best)
@@ -141,6 +144,9 @@ class OfflineTrainer:
 
     def _emit(self, numbers: Mapping[str, float], started: float) -> None:
         times = {f"time/{name}": value for name, value in self._times.items()}
+        if self._reference_seconds is not None:
+            times["time/reference"] = self._reference_seconds
+            self._reference_seconds = None
         metrics = merge(numbers, times, {"time/step": time.perf_counter() - started})
         self.metrics = metrics
         self._reporter.log(self.step, metrics)

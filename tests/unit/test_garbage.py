@@ -1,0 +1,44 @@
+"""The garbage collector is held back while rollouts are made, and let go afterwards."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from rlx.core.engine.garbage import seldom_collected
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_the_collector_is_as_it_was_afterwards_even_after_an_error() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(ValueError), seldom_collected():
+        assert gc.get_threshold()[0] > before[0]
+        raise ValueError
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_was_there_before_is_not_looked_at_meanwhile_and_is_afterwards() -> None:
+    old = Node()
+    gone = weakref.ref(old)
+    with seldom_collected():
+        del old
+        gc.collect()
+        assert gone() is not None
+    gc.collect()
+    assert gone() is None
+
+
+def test_cycles_among_new_objects_are_found_meanwhile() -> None:
+    with seldom_collected():
+        new = Node()
+        gone = weakref.ref(new)
+        del new
+        gc.collect()
+        assert gone() is None
