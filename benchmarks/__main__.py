@@ -15,6 +15,7 @@ import sys
 BENCHMARKS = (
     "prepare_smollm2",
     "controller",
+    "cold_start",
     "floor",
     "vs_trl",
     "vs_trl_offline",

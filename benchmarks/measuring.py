@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import psutil
 
-_SECONDS_BETWEEN = 0.25
+_SECONDS_BETWEEN = 1.0
+"""A look costs some milliseconds for each GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,8 @@ class _Watch:
 
     def __init__(self, root: int) -> None:
         self.peak_gib = 0.0
-        self._known = {psutil.Process(root)}
+        self._root = psutil.Process(root)
+        self._known = {self._root}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -69,10 +71,9 @@ class _Watch:
     def _look(self) -> None:
         """Consumes nothing; waits for the clock; ended by `stop`; produces `peak_gib`."""
         while not self._done.wait(_SECONDS_BETWEEN):
-            for process in list(self._known):
-                with suppress(psutil.Error):
-                    # Whoever was a descendant once still is, even if its parent has ended.
-                    self._known.update(process.children(recursive=True))
+            with suppress(psutil.Error):
+                # Who was a descendant once still is, even if its parent has ended.
+                self._known.update(self._root.children(recursive=True))
             self.peak_gib = max(self.peak_gib, sum(map(_bytes, self._known)) / 2**30)
 
 

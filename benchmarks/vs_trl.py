@@ -24,7 +24,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -38,6 +38,7 @@ SIDES = Path(__file__).parent / "trl_side"
 NEW_TOKENS = 32
 GROUP_SIZE = 8
 LR = 1e-6
+PHASES = ("rollout", "reward", "score", "update", "publish", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ def compare(name: str, case: Case, sides: dict[str, Callable[[], Outcome]], roun
     for _ in range(rounds):
         for side, run in sides.items():
             found[side].append(run())
+            print(f"{side}: {found[side][-1].seconds:.2f} s a step", file=sys.stderr, flush=True)
     rollouts = case.groups * GROUP_SIZE
     seconds = {side: fmean(one.seconds for one in outcomes) for side, outcomes in found.items()}
     for side, outcomes in found.items():
@@ -202,25 +204,36 @@ def rlx_side(
     case: Case, steps: int, model: Path, data: Path, words: tuple[str, ...]
 ) -> Callable[[], Outcome]:
     def run() -> Outcome:
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "run"
-            command = [sys.executable, "-m", "rlx", "train", "--model", str(model)]
-            command += ["--data", str(data), "--reward", f"trl:{SIDES / 'rewards.py'}:vowels"]
-            command += ["--groups", str(case.groups), "--group-size", str(GROUP_SIZE)]
-            command += ["--max-new-tokens", str(NEW_TOKENS), "--steps", str(steps)]
-            command += ["--lr", str(LR), "--output", str(output)]
-            for setting in ("data.chat_template=false", "data.label=null"):
-                command += ["--set", setting]
-            command += ["--set", "checkpoint.export=false", *words]
-            done = measure(command)
-            lines = (output / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines][1:]
-        parts = ("rollout", "score", "update", "publish")
-        mean = {part: fmean(one[f"time/{part}"] for one in records) for part in parts}
-        print(", ".join(f"{part} {mean[part]:.2f} s" for part in parts), file=sys.stderr)
-        return Outcome(seconds=fmean(one["time/step"] for one in records), peak_gib=done.peak_gib)
+        found = phases(case, steps, model, data, words)
+        parts = ", ".join(f"{name} {found[name]:.2f}" for name in PHASES)
+        print(f"rlx, seconds: {parts}", file=sys.stderr)
+        return Outcome(seconds=found["step"], peak_gib=found["peak_gib"])
 
     return run
+
+
+def phases(
+    case: Case, steps: int, model: Path, data: Path, words: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Seconds of a step of `rlx train` and of its phases, and the peak memory.
+
+    Args:
+        words: for `rlx train`; unset: the case's own.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "run"
+        command = [sys.executable, "-m", "rlx", "train", "--model", str(model)]
+        command += ["--data", str(data), "--reward", f"trl:{SIDES / 'rewards.py'}:vowels"]
+        command += ["--groups", str(case.groups), "--group-size", str(GROUP_SIZE)]
+        command += ["--max-new-tokens", str(NEW_TOKENS), "--steps", str(steps)]
+        command += ["--lr", str(LR), "--output", str(output)]
+        for setting in ("data.chat_template=false", "data.label=null", "checkpoint.export=false"):
+            command += ["--set", setting]
+        done = measure([*command, *(case.rlx if words is None else words)])
+        lines = (output / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines][1:]
+    found = {name: fmean(one[f"time/{name}"] for one in records) for name in PHASES}
+    return {**found, "peak_gib": done.peak_gib}
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def compare(objective: str, sides: dict[str, Callable[[], Outcome]], rounds: int
     for _ in range(rounds):
         for name, run in sides.items():
             found[name].append(run())
+            print(f"{name}: {found[name][-1].seconds:.1f} s", file=sys.stderr, flush=True)
     speeds = {}
     for name, outcomes in found.items():
         seconds = fmean(one.seconds for one in outcomes)

@@ -174,6 +174,8 @@ def _deepspeed_config(
                 "weight_decay": settings.weight_decay,
                 # DeepSpeed's own Adam is compiled on first use, which needs g++ and half a minute.
                 "torch_adam": True,
+                # One pass over the memory in place of a dozen: an eighth of the time on a CPU.
+                "fused": True,
             },
         },
         "bf16": {"enabled": bf16, "check_grad_overflow": bf16},
