@@ -180,7 +180,7 @@ def rlx_result(
         per = objective.tags.extra["per"]
         share = objective_share(x, objective=objective, per=per, denominators=counts)
         share.loss.backward()  # type: ignore[no-untyped-call]
-        total += float(share.loss)
+        total += share.loss.item()
     named = model.model.named_parameters()
     return total, {key: value.grad for key, value in named if value.grad is not None}
 
