@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import rlx
-from benchmarks.ladder import DATA
+from benchmarks import DATA
 from benchmarks.trl_environment import add_option, trl_python
 from benchmarks.vs_trl_offline import pair, solution
 from rlx.core.config import LearnerConfig

@@ -6,6 +6,7 @@ Only TRL itself is installed there; a `.pth` file adds the packages of rlx's env
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import sysconfig
@@ -19,7 +20,9 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trl-python",
         metavar="PATH",
-        help=f"Python of an environment that has TRL; by default {FOLDER} is made with "
+        default=os.environ.get("TRL_PYTHON"),
+        help="Python of an environment that has TRL (or TRL_PYTHON); without, "
+        f"{FOLDER} is made with "
         f"{REQUIREMENTS.name} and the packages of this environment",
     )
 

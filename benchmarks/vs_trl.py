@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.ladder import DATA
+from benchmarks import DATA
 from benchmarks.measuring import measure, warn_if_busy
 from benchmarks.trl_environment import add_option, trl_python
 

@@ -27,7 +27,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.ladder import DATA, prompt_of
+from benchmarks import DATA
+from benchmarks.ladder_data import prompt_of
 from benchmarks.measuring import measure, warn_if_busy
 from benchmarks.trl_environment import add_option, trl_python
 
