@@ -35,6 +35,7 @@ from rlx.core.config_learner import (
     KLConfig,
     LearnerConfig,
 )
+from rlx.core.config_lora import LoraConfig
 from rlx.core.config_rollout import (
     EpisodePolicy,
     RewardPolicy,
@@ -53,6 +54,7 @@ __all__ = [
     "KLConfig",
     "LearnerConfig",
     "LoggingConfig",
+    "LoraConfig",
     "OfflineConfig",
     "Part",
     "PluginsConfig",

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlx.core.config_base import Part
+from rlx.core.config_lora import LoraConfig
 
 
 class LearnerConfig(Part):
@@ -38,6 +39,12 @@ class LearnerConfig(Part):
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed ZeRO stage; unset: 0 for one float32 rank, else 1."""
     ranks: int = Field(1, ge=1)
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters, of the policy and the critic."""
+
+    def forward_only(self) -> LearnerConfig:
+        """The same, for a model that is not trained."""
+        return self.model_copy(update={"gradient_checkpointing": False, "lora": LoraConfig()})
 
 
 class CriticConfig(Part):

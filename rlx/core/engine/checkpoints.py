@@ -3,7 +3,7 @@
 checkpoints/step-000100/
   state.pt       driver: step, sampler, counters, component state
   policy/        learner: weights, optimizer, schedule, RNG (DeepSpeed)
-  model/         Hugging Face folder of the policy
+  model/         Hugging Face folder of the policy; of a policy with adapters, adapter/ alone
   files.json     size and CRC-32 of every file above, written last
 checkpoints/latest -> step-000100
 checkpoints/best -> step-000080     never evicted
@@ -40,7 +40,7 @@ async def save_checkpoint(
 
     Args:
         state: primitives, containers of them, and tensors (read back with `weights_only`).
-        write_model: writes `policy/` and `model/` into the folder it is given.
+        write_model: writes `policy/` and `model/` (`adapter/`) into the folder it is given.
         keep: how many of the newest checkpoints stay, the new one included.
         best: step whose checkpoint stays besides; `root/best` points to it.
 
@@ -95,6 +95,11 @@ def resumable_checkpoint(root: Path) -> Path | None:
             fix="restore the folder from a copy, or start again with another --output",
         )
     return whole
+
+
+def model_name(adapter: bool) -> str:
+    """What the folder is called that says what was trained."""
+    return "adapter" if adapter else "model"
 
 
 def load_state(folder: Path) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class WeightsFile:
     bytes: int
     seconds: float
     checksum: str
+    partial: bool = False
+    """Tensors that are not in it are those that the engine was started with."""
 
 
 class RolloutEngine(Protocol):
@@ -114,8 +116,9 @@ class Learner(Protocol):
 
     def load(self, folder: str) -> None: ...
 
-    def export(self, folder: str) -> None:
-        """Write a Hugging Face model folder (rank 0; all ranks take part)."""
+    def export(self, folder: str, *, adapter: bool = False) -> None:
+        """Write a Hugging Face model folder, or of an adapter the adapter alone (rank 0; all
+        ranks take part)."""
         ...
 
     def stop(self) -> None: ...

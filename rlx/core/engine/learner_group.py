@@ -98,14 +98,27 @@ class LearnerGroup:
     async def load(self, folder: str) -> None:
         await self._all("load", folder)
 
-    async def export(self, folder: str) -> None:
-        await self._all("export", folder)
+    async def export(self, folder: str, *, adapter: bool = False) -> None:
+        await self._all("export", folder, adapter=adapter)
 
     async def stop(self) -> None:
         await self._all("stop")
 
-    async def _all(self, method: str, *args: Any) -> list[Any]:
-        return await asyncio.gather(*(worker.call(method, *args) for worker in self._workers))
+    async def _all(self, method: str, *args: Any, **options: Any) -> list[Any]:
+        return await asyncio.gather(
+            *(worker.call(method, *args, **options) for worker in self._workers)
+        )
+
+
+class StartingWeights:
+    """The reference that a policy with adapters is itself, with them switched off."""
+
+    def __init__(self, policy: LearnerGroup) -> None:
+        self._policy = policy
+
+    async def score(self, batch: TrainBatch) -> np.ndarray:
+        """Log-probs [N] under the weights that the policy started from."""
+        return await self._policy.score(batch, as_it_started=True)
 
 
 def _join(

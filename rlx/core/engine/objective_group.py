@@ -57,8 +57,10 @@ class ObjectiveGroup:
     async def load(self, folder: str) -> None:
         await self._all("load", folder)
 
-    async def export(self, folder: str, facts: Mapping[str, float]) -> None:
-        await self._all("export", folder, facts)
+    async def export(
+        self, folder: str, facts: Mapping[str, float], *, adapter: bool = False
+    ) -> None:
+        await self._all("export", folder, facts, adapter=adapter)
 
     def _shares(self, batch: RowBatch) -> list[np.ndarray]:
         return balanced_shares(batch.row_lengths, len(self._workers))
@@ -88,5 +90,7 @@ class ObjectiveGroup:
             )
         )
 
-    async def _all(self, method: str, *args: Any) -> list[Any]:
-        return await asyncio.gather(*(worker.call(method, *args) for worker in self._workers))
+    async def _all(self, method: str, *args: Any, **options: Any) -> list[Any]:
+        return await asyncio.gather(
+            *(worker.call(method, *args, **options) for worker in self._workers)
+        )

@@ -16,7 +16,7 @@ from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.evaluation import Evaluator, limits_of
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import Sampling
-from rlx.core.engine.learner_group import LearnerGroup
+from rlx.core.engine.learner_group import LearnerGroup, StartingWeights
 from rlx.core.engine.prepare import Plan, prepare
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.replay import NoEngine, NoPublisher, Replay
@@ -56,7 +56,7 @@ class _Parts:
     """What runs in the workers of a run."""
 
     learner: LearnerGroup
-    reference: LearnerGroup | None
+    reference: LearnerGroup | StartingWeights | None
     critic: Critic | None
     engines: RolloutEngines | None
     """None: the rollouts are recorded ones."""
@@ -109,6 +109,8 @@ class _Session(Session):
         if plan.checkpoint is not None:
             self._reporter.status(f"resuming from {plan.checkpoint.name}")
             await trainer.resume(plan.checkpoint)
+        elif config.learner.lora.quantization:
+            await trainer.publish()  # the engine has not the weights that were rounded to 4 bits
         self._trainer = trainer
         self._reporter.status("training")
         reason = await trainer.train()
@@ -188,9 +190,15 @@ class _Session(Session):
         critic = None
         if critic_specs:
             critic = Critic(group(critic_specs, workers.critic_settings(config)), config.critic)
+        learner = group(learner_specs, config.learner)
+        reference: LearnerGroup | StartingWeights | None = None
+        if reference_specs:
+            reference = group(reference_specs, config.learner)
+        elif workers.needs_reference(config, plan.selection.requires):
+            reference = StartingWeights(learner)
         return _Parts(
-            learner=group(learner_specs, config.learner),
-            reference=group(reference_specs, config.learner) if reference_specs else None,
+            learner=learner,
+            reference=reference,
             critic=critic,
             engines=None if replayed else workers.rollout_engines(config, engine_specs, started),
             rewards=self._crew.reward_runner(reward_specs, started),
@@ -203,7 +211,7 @@ class _Session(Session):
 
     def _reference_specs(self) -> list[WorkerSpec]:
         plan, config = self._plan, self._config
-        if not workers.needs_reference(config, plan.selection.requires):
+        if not workers.needs_reference_model(config, plan.selection.requires):
             return []
         model = resolve_model(config.kl.reference) if config.kl.reference else plan.model
         return [workers.reference_spec(config, model, dtype=plan.dtype)]

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from rlx.core.component import Bound
 from rlx.core.config import RunConfig
 from rlx.core.engine.advantages import compute_advantages
 from rlx.core.engine.batches import make_batch
-from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
+from rlx.core.engine.checkpoints import load_state, model_name, save_checkpoint, step_of
 from rlx.core.engine.collector import Collected, Collection, unwrap
 from rlx.core.engine.critic import Critic, critic_metrics
 from rlx.core.engine.evaluations import Evaluations
@@ -41,6 +43,10 @@ class _Engine(Protocol):
     async def abort(self) -> None: ...
 
 
+class _Reference(Protocol):
+    async def score(self, batch: TrainBatch) -> np.ndarray: ...
+
+
 class _Publisher(Protocol):
     async def publish(self, learner: LearnerGroup, engine: Any, *, version: int) -> None: ...
 
@@ -59,7 +65,7 @@ class Trainer:
         evaluations: Evaluations | None,
         estimator: Bound,
         learner: LearnerGroup,
-        reference: LearnerGroup | None,
+        reference: _Reference | None,
         critic: Critic | None,
         engine: _Engine,
         publisher: _Publisher,
@@ -157,7 +163,7 @@ class Trainer:
         self.step += 1
         self._before_step = None
         with self._timed("publish"):
-            await self._publish()
+            await self.publish()
         numbers = merge(advantages, update.metrics, extra)
         try:
             evaluation = await self._evaluate()
@@ -311,7 +317,8 @@ class Trainer:
 
     async def _write_model(self, folder: str) -> None:
         await self._learner.save(f"{folder}/policy")
-        await self._learner.export(f"{folder}/model")
+        adapter = self._config.learner.lora.enabled
+        await self._learner.export(f"{folder}/{model_name(adapter)}", adapter=adapter)
         if self._critic is not None:
             await self._critic.save(f"{folder}/critic")
 
@@ -339,9 +346,9 @@ class Trainer:
         if self._critic is not None:
             await self._critic.load(str(folder / "critic"))
         self.step = self._saved_step = step_of(folder)
-        await self._publish()
+        await self.publish()
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Give the learner's weights to the engine, as the policy version of this step."""
         await self._publisher.publish(self._learner, self._engine, version=self.step)
         self._collector.advance(self.step)

@@ -260,6 +260,12 @@ def needs_reference(config: RunConfig, requires: Sequence[str] | frozenset[str])
     return config.kl.coef > 0 or "ref_logprobs" in requires
 
 
+def needs_reference_model(config: RunConfig, requires: Sequence[str] | frozenset[str]) -> bool:
+    """Whether the reference is a model of its own, and not the policy without its adapters."""
+    own = config.learner.lora.enabled and config.kl.reference in (None, config.model)
+    return needs_reference(config, requires) and not own
+
+
 def needs_old_logprobs(config: RunConfig, requires: Sequence[str] | frozenset[str]) -> bool:
     """Whether the learner must score the batch before it trains on it.
 

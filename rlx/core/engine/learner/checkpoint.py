@@ -41,7 +41,11 @@ def save_learner(
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
-    model.engine.save_checkpoint(str(root), tag=_TAG, save_latest=False)
+    # Frozen weights are those of the model that the run starts from.
+    frozen = model.adapter is not None
+    model.engine.save_checkpoint(
+        str(root), tag=_TAG, save_latest=False, exclude_frozen_parameters=frozen
+    )
     torch.save(
         {"random": _random_state(), "components": {k: dict(v) for k, v in components.items()}},
         root / f"rank-{rank}.pt",
@@ -67,7 +71,8 @@ def load_learner(
     except (OSError, ValueError) as error:
         raise EngineError(f"{root} holds no learner checkpoint: {error}") from error
     _require_same_layout(root, facts, model.stage, world)
-    path, _ = model.engine.load_checkpoint(str(root), tag=_TAG)
+    strict = model.adapter is None
+    path, _ = model.engine.load_checkpoint(str(root), tag=_TAG, load_module_strict=strict)
     if path is None:
         raise EngineError(f"DeepSpeed could not read the checkpoint in {root}")
     own = root / f"rank-{rank}.pt"

@@ -24,7 +24,7 @@ from rlx.core.engine.learner.model import Loaded, PackedPolicy, load_policy
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
 from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training, peak_gib
-from rlx.core.engine.learner.weights_file import export_model, write_weights
+from rlx.core.engine.learner.weights_file import export_adapter, export_model, write_weights
 from rlx.core.errors import EngineError
 from rlx.core.objective import ObjectiveSettings, policy_objective
 from rlx.core.references import Bound, ComponentRef
@@ -82,9 +82,17 @@ class PolicyLearner:
             micro, chunks=chunks, entropy_gradient=self._objective.entropy_coef > 0
         )
 
-    def score(self, batch: TrainBatch, *, entropy: bool = False) -> np.ndarray:
-        """Log-probs [N]; with `entropy` [2, N], log-probs and entropies."""
-        found = self._training.score(batch, self._forward, answers=2 if entropy else 1)
+    def score(
+        self, batch: TrainBatch, *, entropy: bool = False, as_it_started: bool = False
+    ) -> np.ndarray:
+        """Log-probs [N]; with `entropy` [2, N], log-probs and entropies.
+
+        Args:
+            as_it_started: without the adapter.
+        """
+        found = self._training.score(
+            batch, self._forward, answers=2 if entropy else 1, as_it_started=as_it_started
+        )
         return found if entropy else found[0]
 
     def update(
@@ -152,9 +160,9 @@ class PolicyLearner:
         self._loss.load_state_dict(components["loss"])
         self._correction.load_state_dict(components["correction"])
 
-    def export(self, folder: str) -> None:
-        writer = self._training.seat.rank == 0
-        export_model(self._training.model, self._source, folder, writer=writer)
+    def export(self, folder: str, *, adapter: bool = False) -> None:
+        write = export_adapter if adapter else export_model
+        write(self._training.model, self._source, folder, writer=self._training.seat.rank == 0)
 
     def stop(self) -> None:
         self._training.stop()

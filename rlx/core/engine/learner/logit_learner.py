@@ -56,9 +56,7 @@ class LogitLearner(ObjectiveLearner):
         student = load_policy(self._source, settings, 1.0, device)
         packable = student.packable
         if self._teacher_source is not None:
-            still = settings.model_copy(
-                update={"gradient_checkpointing": False, "dtype": self._teacher_dtype}
-            )
+            still = settings.forward_only().model_copy(update={"dtype": self._teacher_dtype})
             loaded = load_policy(self._teacher_source, still, 1.0, device)
             self._teacher = loaded.module.requires_grad_(False)
             packable = packable and loaded.packable

@@ -96,6 +96,8 @@ class Loaded(Generic[M_co]):
     dtype: torch.dtype
     packable: bool
     """Whether several sequences may share a row."""
+    head: str | None = None
+    """Part of the module's `model` that is trained whole, beside whatever adapters."""
 
     def facts(self) -> dict[str, Any]:
         """For the run's manifest."""
@@ -117,7 +119,7 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
-    loaded, dtype = load_pretrained(AutoModelForCausalLM, model, settings.dtype)
+    loaded, dtype = load_pretrained(AutoModelForCausalLM, model, settings)
     policy = PackedPolicy(loaded.to(device), temperature).eval()
     packable = examine(policy, device)
     make_trainable(policy, settings)
@@ -125,7 +127,7 @@ def load_policy(
 
 
 def load_pretrained(
-    auto_class: Any, model: str, dtype: str, **options: Any
+    auto_class: Any, model: str, settings: LearnerConfig, **options: Any
 ) -> tuple[Any, torch.dtype]:
     """A model of the folder by one of transformers' auto classes, and its dtype.
 
@@ -140,13 +142,27 @@ def load_pretrained(
 
     disable_progress_bar()
     try:
-        chosen = resolve_dtype(AutoConfig.from_pretrained(model), dtype)
+        chosen = resolve_dtype(AutoConfig.from_pretrained(model), settings.dtype)
+        if settings.lora.quantization:
+            options["quantization_config"] = four_bits(settings.lora.quantization, chosen)
         loaded = auto_class.from_pretrained(
             model, dtype=chosen, attn_implementation="sdpa", **options
         )
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model '{model}' can't be loaded: {error}") from error
     return loaded, chosen
+
+
+def four_bits(kind: str, dtype: torch.dtype) -> Any:
+    """Linear layers, the head's excepted, in 4 bits with their scales in 8."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=True,
+    )
 
 
 def make_trainable(module: Any, settings: LearnerConfig) -> None:

@@ -26,7 +26,7 @@ from rlx.core.engine.learner.training import (
     Training,
     peak_gib,
 )
-from rlx.core.engine.learner.weights_file import export_model
+from rlx.core.engine.learner.weights_file import export_adapter, export_model
 from rlx.core.objective import Denominators, MetricSums, Objective
 from rlx.core.offline.inputs import ObjectiveInputs
 from rlx.core.offline.needs import Needs, needs_of
@@ -210,12 +210,14 @@ class ObjectiveLearner:
     def load(self, folder: str) -> None:
         self._objective.load_state_dict(self._training.load(folder)["objective"])
 
-    def export(self, folder: str, facts: Mapping[str, float] | None = None) -> None:
-        """Write a Hugging Face folder; `facts` go into its configuration."""
+    def export(
+        self, folder: str, facts: Mapping[str, float] | None = None, *, adapter: bool = False
+    ) -> None:
+        """Write a Hugging Face folder, or the adapter alone; `facts` go into its configuration."""
         for name, value in (facts or {}).items():
             setattr(self._training.model.module.model.config, name, value)
-        writer = self._training.seat.rank == 0
-        export_model(self._training.model, self._source, folder, writer=writer)
+        write = export_adapter if adapter else export_model
+        write(self._training.model, self._source, folder, writer=self._training.seat.rank == 0)
 
     def stop(self) -> None:
         self._training.stop()

@@ -88,7 +88,7 @@ def load_scores(
     logging.set_verbosity_error()  # that the head is new is known
     options = {"num_labels": len(labels)} if fresh else {}
     try:
-        whole, dtype = load_pretrained(auto, model, settings.dtype, **options)
+        whole, dtype = load_pretrained(auto, model, settings, **options)
     finally:
         logging.set_verbosity(verbosity)
     name = _replace_head(whole, model, len(labels))
@@ -101,7 +101,7 @@ def load_scores(
     scored = PackedScores(whole, name).to(device).eval()
     packable = keeps_apart(whole.base_model, device)
     make_trainable(scored, settings)
-    return Loaded(module=scored, dtype=dtype, packable=packable)
+    return Loaded(module=scored, dtype=dtype, packable=packable, head=name)
 
 
 def _is_trained(model: str, kind: str) -> bool:

@@ -24,7 +24,7 @@ class Scorer:
         self, *, model: str, settings: LearnerConfig, temperature: float, threads: int
     ) -> None:
         self._model = model
-        self._settings = settings.model_copy(update={"gradient_checkpointing": False})
+        self._settings = settings.forward_only()
         self._temperature = temperature
         self._threads = threads
 

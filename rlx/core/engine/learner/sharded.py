@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.lora import Adapter
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.errors import NonFiniteError, UsageError
 
@@ -41,11 +43,18 @@ class ShardedModel:
     """One rank's part of a policy or critic in training."""
 
     def __init__(
-        self, module: Any, settings: LearnerConfig, *, dtype: torch.dtype, world: int
+        self,
+        module: Any,
+        settings: LearnerConfig,
+        *,
+        dtype: torch.dtype,
+        world: int,
+        adapter: Adapter | None = None,
     ) -> None:
-        """`module` wraps a Hugging Face model, its attribute `model`."""
+        """`module` wraps a Hugging Face model, its attribute `model`, which has the `adapter`."""
         deepspeed = _import_deepspeed()
         self.module = module
+        self.adapter = adapter
         self.stage = zero_stage(settings.zero_stage, dtype, world)
         self._world = world
         self._max_norm = settings.max_grad_norm
@@ -96,18 +105,48 @@ class ShardedModel:
             for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
                 gradients.update(dict.fromkeys(gradients))
 
-    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+    def whole_parameters(self, *, renewed: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the model's parameters, tied ones once. All ranks iterate.
 
         A tensor of ZeRO-3 is valid until the next one is asked for.
+
+        Args:
+            renewed: leave out what is known to be as the model started.
         """
-        deepspeed = _import_deepspeed()
-        for name, parameter in self.module.model.named_parameters():
-            if self.stage == 3:
-                with deepspeed.zero.GatheredParameters([parameter]):
-                    yield name, parameter.detach()
-            else:
+        if self.adapter is not None:
+            adapter = self.adapter
+            weights = adapter.renewed_weights() if renewed else adapter.whole_weights()
+            for weight in weights:
+                with self._gathered(weight.parameters):
+                    yield weight.name, weight.compute()
+            return
+        yield from self._each(self.module.model.named_parameters())
+
+    def adapter_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole tensors of what is trained beside frozen weights; as above."""
+        assert self.adapter is not None
+        yield from self._each(self.adapter.own_parameters())
+
+    def _each(self, named: Iterator[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in named:
+            with self._gathered([parameter]):
                 yield name, parameter.detach()
+
+    def _gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
+        if self.stage != 3:
+            return nullcontext()
+        return _import_deepspeed().zero.GatheredParameters(list(parameters))
+
+    @contextmanager
+    def as_it_started(self) -> Iterator[None]:
+        """Inside, answers are those of the weights that an adapter was put beside."""
+        assert self.adapter is not None, "weights that are trained are not there any more"
+        with self.adapter.switched_off():
+            yield
+
+    def learning(self) -> AbstractContextManager[None]:
+        """Inside, the adapter's dropout is on."""
+        return nullcontext() if self.adapter is None else self.adapter.learning()
 
     @property
     def engine(self) -> Any:
@@ -156,7 +195,8 @@ def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, 
 def _deepspeed_config(
     module: Any, settings: LearnerConfig, *, stage: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    sizes = [parameter.numel() for parameter in module.parameters()]
+    # Below stage 3, frozen weights are never sent.
+    sizes = [p.numel() for p in module.parameters() if p.requires_grad or stage == 3]
     bucket = max(max(sizes), min(sum(sizes), 50_000_000))
     hidden = module.model.get_input_embeddings().weight.shape[-1]
     bf16 = dtype == torch.bfloat16

@@ -16,6 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,6 +34,7 @@ from rlx.core.engine.learner.distributed import (
     local_device,
 )
 from rlx.core.engine.learner.gradients import TokenGradients, no_gradients
+from rlx.core.engine.learner.lora import Adapter
 from rlx.core.engine.learner.model import Loaded
 from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
@@ -102,14 +104,30 @@ class Training:
         loaded = load(local_device())
         facts = loaded.facts()
         self._packed = loaded.packable
+        adapter = None
+        if self.settings.lora.enabled:
+            model, lora = loaded.module.model, self.settings.lora
+            adapter = Adapter(model, lora, head=loaded.head, seed=seat.seed)
+            facts |= adapter.facts()
         self.model = ShardedModel(
-            loaded.module, self.settings, dtype=loaded.dtype, world=seat.world
+            loaded.module,
+            self.settings,
+            dtype=loaded.dtype,
+            world=seat.world,
+            adapter=adapter,
         )
         return {**facts, "zero_stage": self.model.stage}
 
-    def score(self, batch: Packable, forward: Forward, *, answers: int = 1) -> np.ndarray:
-        """First answers [answers, N] to this rank's batch under the current weights."""
-        return score_batch(forward, batch, self._plan(batch), answers=answers)
+    def score(
+        self, batch: Packable, forward: Forward, *, answers: int = 1, as_it_started: bool = False
+    ) -> np.ndarray:
+        """First answers [answers, N] to this rank's batch under the current weights.
+
+        Args:
+            as_it_started: under those that the adapter was put beside.
+        """
+        with self.model.as_it_started() if as_it_started else nullcontext():
+            return score_batch(forward, batch, self._plan(batch), answers=answers)
 
     @torch.no_grad()
     def measure(
@@ -175,7 +193,9 @@ class Training:
         trained.rate = learning_rate(self.settings, self.updates, self._total_updates)
         try:
             gradients = objective(batch, plan)
-            if not self._accumulate(plan, forward, gradients, passed, parts, may_abort):
+            with self.model.learning():
+                done = self._accumulate(plan, forward, gradients, passed, parts, may_abort)
+            if not done:
                 return False
             trained.norms.append(self.model.step(trained.rate))
         except NonFiniteError as error:

@@ -62,10 +62,10 @@ def load_critic(model: str, settings: LearnerConfig, device: torch.device) -> Lo
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     if _is_classifier(model):
-        whole, dtype = load_pretrained(AutoModelForSequenceClassification, model, settings.dtype)
+        whole, dtype = load_pretrained(AutoModelForSequenceClassification, model, settings)
         body, weight = whole.base_model, _head_weight(whole, model)
     else:
-        body, dtype = load_pretrained(AutoModel, model, settings.dtype)
+        body, dtype = load_pretrained(AutoModel, model, settings)
         weight = torch.zeros(body.config.get_text_config().hidden_size, dtype=dtype)
     critic = PackedCritic(body, weight).to(device).eval()
     packable = keeps_apart(body, device)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlx.core.engine.interfaces import WeightsFile
@@ -16,20 +20,31 @@ _NOT_OURS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", 
 _WRITTEN = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 
-def whole_weights(policy: ShardedModel, *, keep: bool) -> dict[str, Tensor]:
+def whole_weights(policy: ShardedModel, *, keep: bool, renewed: bool = False) -> dict[str, Tensor]:
     """The model's parameters under their Hugging Face names. All ranks call it.
 
     Args:
         keep: false on ranks that only take part in the gathering; they get an empty dict.
+        renewed: leave out what is known to be as the model started.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
+    weights = _kept(policy, policy.whole_parameters(renewed=renewed), keep=keep)
+    return dict(revert_weight_conversion(policy.module.model, weights)) if keep else {}
+
+
+def _kept(
+    policy: ShardedModel, named: Iterator[tuple[str, Tensor]], *, keep: bool
+) -> dict[str, Tensor]:
+    """The tensors, once they are all there; none on a rank that does not keep them."""
+    if not keep and policy.stage != 3:  # others need nothing of this rank
+        return {}
     weights = {}
-    for name, tensor in policy.whole_parameters():
+    for name, tensor in named:
         if keep:
             # What ZeRO-3 gathered goes away again.
             weights[name] = tensor.clone() if policy.stage == 3 else tensor
-    return dict(revert_weight_conversion(policy.module.model, weights)) if keep else {}
+    return weights
 
 
 def write_weights(
@@ -39,41 +54,59 @@ def write_weights(
     from safetensors.torch import save_file
 
     started = time.perf_counter()
-    weights = whole_weights(policy, keep=writer)
+    partial = policy.adapter is not None and policy.adapter.renews_some
+    weights = whole_weights(policy, keep=writer, renewed=partial)
     if not writer:
         return None
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
+    aside = target.with_name(target.name + ".partial")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
-        partial.rename(target)
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
+        aside.rename(target)
     finally:
-        partial.unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
     return WeightsFile(
         path=str(target),
         version=version,
         bytes=target.stat().st_size,
         checksum=checksum(weights.items()),
         seconds=time.perf_counter() - started,
+        partial=partial,
     )
 
 
 def export_model(policy: ShardedModel, source: str, folder: str, *, writer: bool) -> None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load. All ranks call it."""
-    weights = {}
-    for name, tensor in policy.whole_parameters():
-        if writer:
-            weights[name] = tensor.clone() if policy.stage == 3 else tensor
+    weights = _kept(policy, policy.whole_parameters(), keep=writer)
     if not writer:
         return
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    policy.module.model.save_pretrained(target, state_dict=weights)
-    _copy_tokenizer(source, target)
+    plain(policy.module.model).save_pretrained(target, state_dict=weights)
+    copy_tokenizer(source, target)
 
 
-def _copy_tokenizer(source: str, target: Path) -> None:
+def export_adapter(policy: ShardedModel, source: str, folder: str, *, writer: bool) -> None:
+    """Write the adapter alone, in peft's format, with the tokenizer. All ranks call it."""
+    assert policy.adapter is not None
+    weights = _kept(policy, policy.adapter_parameters(), keep=writer)
+    if writer:
+        policy.adapter.save(weights, Path(folder))
+        copy_tokenizer(source, Path(folder))
+
+
+def plain(model: Any) -> Any:
+    """A model of the same class that a folder of weights that are not quantised can be made of."""
+    if getattr(model.config, "quantization_config", None) is None:
+        return model
+    config = copy.deepcopy(model.config)
+    del config.quantization_config
+    with torch.device("meta"):
+        return type(model)(config)
+
+
+def copy_tokenizer(source: str, target: Path) -> None:
     """Copy what lies beside the weights (tokenizer, chat template, licence), byte for byte."""
     if not Path(source).is_dir():
         from transformers import AutoTokenizer

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx.core.config import RunConfig
-from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
+from rlx.core.engine.checkpoints import load_state, model_name, save_checkpoint, step_of
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.metrics import merge
 from rlx.core.engine.objective_group import ObjectiveGroup
@@ -236,11 +236,13 @@ class OfflineTrainer:
 
     async def _write_model(self, folder: str) -> None:
         await self._learner.save(f"{folder}/policy")
-        await self.export(f"{folder}/model")
+        adapter = self._config.learner.lora.enabled
+        await self.export(f"{folder}/{model_name(adapter)}", adapter=adapter)
 
-    async def export(self, folder: str) -> None:
-        """Write a Hugging Face folder of the present weights."""
-        await self._learner.export(folder, await self._scale() if self._scores else {})
+    async def export(self, folder: str, *, adapter: bool = False) -> None:
+        """Write a Hugging Face folder of the present weights, or the adapter alone."""
+        facts = await self._scale() if self._scores else {}
+        await self._learner.export(folder, facts, adapter=adapter)
 
     async def _scale(self) -> dict[str, float]:
         """Mean and standard deviation of the scores of held-out rows, else of training rows."""

@@ -124,7 +124,7 @@ class TransformersCore:
     def load_weights(self, weights: WeightsFile) -> PublishReport:
         started = time.perf_counter()
         with open_weights(weights) as tensors:
-            _copy_weights(self._model, tensors)
+            _copy_weights(self._model, tensors, partial=weights.partial)
         for _, _, stretches in self._waiting:
             stretches.replaced(weights.version, 0)
         if self._batch is not None:
@@ -307,7 +307,7 @@ def _stop_table(stops: Sequence[Sequence[int]]) -> torch.Tensor:
     return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
 
 
-def _copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+def _copy_weights(model: Any, tensors: Mapping[str, torch.Tensor], *, partial: bool) -> None:
     """Copy into the model in place, after checking that all names and shapes fit.
 
     `state_dict` names tied tensors more than once; one of the names is enough.
@@ -317,7 +317,7 @@ def _copy_weights(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         tensors = _converted(model, tensors)
     reached = {state[name].data_ptr() for name in tensors}
     missing = [name for name, value in state.items() if value.data_ptr() not in reached]
-    _refuse("lack", missing)
+    _refuse("lack", [] if partial else missing)
     _refuse(
         "have the wrong shape for",
         [name for name, tensor in tensors.items() if state[name].shape != tensor.shape],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rlx.core.engine.interfaces import WeightsFile
@@ -33,14 +36,15 @@ class WorkerExtension:
         )
 
         model = self.model_runner.get_model()
-        with open_weights(weights) as tensors:
-            unpack_experts(model)
+        with open_weights(weights) as tensors, _quiet_about_gaps(weights.partial):
+            if not weights.partial:
+                unpack_experts(model)
             initialize_layerwise_reload(model)
             loaded = model.load_weights(iter(tensors.items()))
             finalize_layerwise_reload(model, self.model_config)
         repack_tied_heads(model)
         missing = missing_parameters(model, self.model_config.hf_config, loaded)
-        if missing:
+        if missing and not weights.partial:
             raise RuntimeError(f"the published weights lack {', '.join(missing[:5])}")
 
 
@@ -49,6 +53,19 @@ def missing_parameters(model: Any, config: Any, loaded: set[str] | None) -> list
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
     names = {name for name, _ in model.named_parameters()} - (loaded or set())
     return sorted(name for name in names if not (tied and "lm_head" in name))
+
+
+@contextmanager
+def _quiet_about_gaps(partial: bool) -> Iterator[None]:
+    """vLLM warns of every layer that keeps its weights, which a partial publication means."""
+    log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    level = log.level
+    if partial:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def unpack_experts(model: Any) -> None:
