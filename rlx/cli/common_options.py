@@ -49,11 +49,24 @@ def _default_of(flag: str) -> str:
     node: Any = _DEFAULTS
     for word in FLAGS[flag.removeprefix("--").replace("-", "_")].split("."):
         node = getattr(node, word)
-    names = [item.name for item in node] if isinstance(node, list) else getattr(node, "name", node)
-    text = ", ".join(names) if isinstance(names, list) else str(names)
+    items = node if isinstance(node, list) else [node]
+    text = ", ".join(str(getattr(item, "name", item)) for item in items)
     return f" (default: {text})" if text not in ("", "None") else ""
 
 
+LoraRank: TypeAlias = Annotated[
+    Count, option("--lora-rank", "Train adapters of this rank in place of all weights.", ALGORITHM)
+]
+LoraAlpha: TypeAlias = Annotated[
+    Number,
+    option("--lora-alpha", "Adapters are scaled by alpha / rank (default: 2 x rank).", ALGORITHM),
+]
+LoraTargets: TypeAlias = Annotated[
+    list[str] | None,
+    option(
+        "--lora-targets", "Linear layers with an adapter; repeatable.", ALGORITHM, metavar="NAME"
+    ),
+]
 Runtime: TypeAlias = Annotated[
     Text,
     option(

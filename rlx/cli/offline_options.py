@@ -15,6 +15,9 @@ from rlx.cli.common_options import (
     ConfigFiles,
     Count,
     EvalEvery,
+    LoraAlpha,
+    LoraRank,
+    LoraTargets,
     NoPlugin,
     NoRlxfile,
     Number,
@@ -32,6 +35,9 @@ FLAGS: Final[Mapping[str, str]] = {
     "eval_data": "eval.sources",
     "objective": "objective",
     "lr": "learner.lr",
+    "lora_rank": "learner.lora.rank",
+    "lora_alpha": "learner.lora.alpha",
+    "lora_targets": "learner.lora.target_modules",
     "epochs": "offline.epochs",
     "steps": "offline.steps",
     "batch_size": "offline.batch_size",
@@ -83,6 +89,9 @@ def declared(
         Text, _option("--teacher", "Model to distil from, of the same vocabulary.", ALGORITHM)
     ] = None,
     lr: Annotated[Number, _option("--lr", "Learning rate.", ALGORITHM)] = None,
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
     seed: Annotated[Count, _option("--seed", "Of everything random.", ALGORITHM)] = None,
     epochs: Annotated[Number, _option("--epochs", "Passes over the data (default: 1).", SIZES)] = (
         None

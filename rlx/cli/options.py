@@ -20,6 +20,9 @@ from rlx.cli.common_options import (
     ConfigFiles,
     Count,
     EvalEvery,
+    LoraAlpha,
+    LoraRank,
+    LoraTargets,
     NoPlugin,
     NoRlxfile,
     Number,
@@ -72,6 +75,9 @@ def _declared(
         Text, _component("--sampler", "Chooses tasks, keeps groups.", "samplers")
     ] = None,
     lr: Annotated[Number, option("--lr", "Learning rate.", ALGORITHM)] = None,
+    lora_rank: LoraRank = None,
+    lora_alpha: LoraAlpha = None,
+    lora_targets: LoraTargets = None,
     kl_coef: Annotated[
         Number, option("--kl-coef", "Weight of the KL to the reference model.", ALGORITHM)
     ] = None,

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlx.cli.export import find_checkpoint
+from rlx.cli.export import find_checkpoint, merge_model
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError, did_you_mean
-from rlx.core.run import CONFIG_NAME
+from rlx.core.models import is_adapter
+from rlx.core.run import CONFIG_NAME, MERGED_NAME, model_name
 
 SOURCE = "MODEL_OR_RUN_OR_CHECKPOINT"
 
@@ -35,7 +36,7 @@ def find_target(source: str | None, root: Path) -> Target:
     if source is None:
         return Target(model=None)
     folder = Path(source) if Path(source).exists() else root / source
-    if not (folder / CONFIG_NAME).is_file() and not (folder / "model" / "config.json").is_file():
+    if not (folder / CONFIG_NAME).is_file() and not _has_model(folder):
         if "/" in source and not folder.exists() and Path(source).parent.is_dir():
             siblings = [path.name for path in Path(source).parent.iterdir()]
             raise UsageError(
@@ -48,11 +49,25 @@ def find_target(source: str | None, root: Path) -> Target:
     run = checkpoint.parent.parent
     step = re.fullmatch(r"step-(\d+)", checkpoint.name)
     return Target(
-        model=str(checkpoint / "model"),
+        model=str(_whole_model(checkpoint)),
         settings=run / CONFIG_NAME if (run / CONFIG_NAME).is_file() else None,
         run=run if (run / CONFIG_NAME).is_file() else None,
         step=int(step.group(1)) if step else 0,
     )
+
+
+def _has_model(folder: Path) -> bool:
+    return any((folder / model_name(kind) / "config.json").is_file() for kind in (False, True))
+
+
+def _whole_model(checkpoint: Path) -> Path:
+    """The checkpoint's model; an adapter is merged once, into `merged/` of the run."""
+    if not is_adapter(checkpoint / model_name(True)):
+        return checkpoint / model_name(False)
+    merged = checkpoint.parent.parent / MERGED_NAME / checkpoint.name
+    if not (merged / "config.json").is_file():
+        merge_model(checkpoint / model_name(True), merged)
+    return merged
 
 
 def _below_here(path: Path) -> Path:

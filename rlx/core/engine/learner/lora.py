@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from rlx.core.config_lora import ALL_LINEAR, LoraConfig
 from rlx.core.errors import EngineError, did_you_mean
+from rlx.core.model_layers import ends_with
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 _NAME = "default"
@@ -286,9 +287,9 @@ def _targets(model: Any, linear: list[str], wanted: list[str]) -> list[str]:
     """Ends of names that mean the wanted linear layers and nothing else."""
     chosen = linear
     if wanted != [ALL_LINEAR]:
-        chosen = [name for name in linear if any(_ends(name, end) for end in wanted)]
+        chosen = [name for name in linear if any(ends_with(name, end) for end in wanted)]
         for end in wanted:
-            if not any(_ends(name, end) for name in linear):
+            if not any(ends_with(name, end) for name in linear):
                 ends = {name.rpartition(".")[2] for name in linear}
                 near = did_you_mean(end, ends) or f"one of {', '.join(sorted(ends))}"
                 raise EngineError(
@@ -298,7 +299,9 @@ def _targets(model: Any, linear: list[str], wanted: list[str]) -> list[str]:
     if not chosen:
         raise EngineError(f"{type(model).__name__} has no linear layers for adapters")
     short = sorted({name.rpartition(".")[2] for name in chosen})
-    meant = [name for name, _ in model.named_modules() if any(_ends(name, end) for end in short)]
+    meant = [
+        name for name, _ in model.named_modules() if any(ends_with(name, end) for end in short)
+    ]
     return short if set(meant) == set(chosen) else chosen
 
 
@@ -307,7 +310,7 @@ def _existing(model: Any, wanted: list[str]) -> list[str]:
         name for name, module in model.named_modules() if any(True for _ in module.parameters())
     ]
     for end in wanted:
-        if not any(_ends(name, end) for name in names):
+        if not any(ends_with(name, end) for name in names):
             ends = {name.rpartition(".")[2] for name in names if name}
             raise EngineError(
                 f"learner.lora.modules_to_save: {type(model).__name__} has no module {end!r}; "
@@ -323,15 +326,11 @@ def _require_untied(model: Any, wanted: list[str]) -> None:
     if head is None or head.weight is not embedding.weight:
         return
     for name, module in model.named_modules():
-        if module in (head, embedding) and any(_ends(name, end) for end in wanted):
+        if module in (head, embedding) and any(ends_with(name, end) for end in wanted):
             raise EngineError(
                 f"learner.lora.modules_to_save: {name} is tied (head and embedding are one "
                 "tensor), so it can't be trained in one place alone"
             )
-
-
-def _ends(name: str, end: str) -> bool:
-    return name == end or name.endswith(f".{end}")
 
 
 def _task(model: Any) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx.core.config import RunConfig
-from rlx.core.engine.checkpoints import load_state, model_name, save_checkpoint, step_of
+from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.metrics import merge
 from rlx.core.engine.objective_group import ObjectiveGroup
@@ -24,7 +24,7 @@ from rlx.core.offline.draws import Draws
 from rlx.core.offline.rows import RowBatch, join
 from rlx.core.plugins import PluginSystem
 from rlx.core.rewards import MEAN_KEY, STD_KEY
-from rlx.core.run import Run
+from rlx.core.run import Run, model_name
 
 _NORM_ROWS = 512
 """Rows on which the mean and the standard deviation of scores are measured."""

@@ -1,0 +1,76 @@
+"""An adapter and the model that it was trained beside, made into one model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlx.core.engine.learner.lora import WEIGHTS_NAME, Adapter
+from rlx.core.engine.learner.weights_file import copy_tokenizer, plain
+from rlx.core.errors import UsageError
+from rlx.core.models import ADAPTER_CONFIG, resolve_model
+
+_CLASSES = {"CAUSAL_LM": "AutoModelForCausalLM"}
+"""Of adapters that others made, which don't say the model's class."""
+
+
+def merge_adapter(folder: Path, destination: Path) -> None:
+    """Write the whole model, in the dtype that it was trained in, with the tokenizer.
+
+    The base may be in 4 bits; it is then read as the adapter's training read it.
+
+    Args:
+        folder: of an adapter in peft's format, from rlx or from others.
+
+    Raises:
+        UsageError: the folder or its base can't be read, or it holds no LoRA adapter.
+    """
+    facts = _facts(folder)
+    base = resolve_model(str(facts.get("base_model_name_or_path")), where=ADAPTER_CONFIG)
+    model = _base(folder, base, facts)
+    adapter = Adapter.load(model, str(folder))
+    weights = {weight.name: weight.compute() for weight in adapter.whole_weights()}
+    destination.mkdir(parents=True, exist_ok=True)
+    plain(model).save_pretrained(destination, state_dict=weights)
+    has_tokenizer = any(folder.glob("tokenizer*"))
+    copy_tokenizer(str(folder) if has_tokenizer else base, destination)
+    for name in (ADAPTER_CONFIG, WEIGHTS_NAME):
+        (destination / name).unlink(missing_ok=True)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    path = folder / ADAPTER_CONFIG
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        kind = facts["peft_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} can't be read: {error}", where=str(folder)) from None
+    if kind != "LORA":
+        raise UsageError(
+            f"{folder} holds an adapter of the kind {kind}",
+            where=str(path),
+            fix="peft's own `merge_and_unload`; rlx knows LoRA adapters",
+        )
+    return dict(facts)
+
+
+def _base(folder: Path, base: str, facts: dict[str, Any]) -> Any:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    own = (folder / "config.json").is_file()
+    config = transformers.AutoConfig.from_pretrained(folder if own else base)
+    named = (config.architectures or [""])[0] if own else _CLASSES.get(str(facts["task_type"]), "")
+    if not hasattr(transformers, named or "-"):
+        raise UsageError(
+            f"{folder} does not say what kind of model it belongs to",
+            where=str(folder),
+            fix="peft's own `merge_and_unload`",
+        )
+    try:
+        return getattr(transformers, named).from_pretrained(base, config=config, dtype=config.dtype)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UsageError(
+            f"the base model {base} of the adapter can't be loaded: {error}", where=str(folder)
+        ) from None
