@@ -163,6 +163,11 @@ class RunConfig(Part):
         return bool(self.eval.sources) and self.replay is None
 
     @property
+    def policy_is_reference(self) -> bool:
+        """The policy with its adapters switched off is the reference model."""
+        return self.learner.lora.enabled and self.kl.reference in (None, self.model)
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer steps per training step."""
         minibatch = self.learner.minibatch_size or self.batch_size

@@ -78,6 +78,10 @@ def _learners(
 ) -> Iterator[Role]:
     dtype, stage = sizes.learner_dtype(config, info), sizes.zero_stage(config, info)
     memory, detail = None, f"{dtype}, ZeRO {stage}"
+    if config.learner.lora.enabled:
+        detail += f", adapters of rank {config.learner.lora.rank}"
+        if "ref_logprobs" in selection.requires and config.policy_is_reference:
+            detail += " (the reference without them)"
     if info.parameters is not None:
         held = sizes.training_bytes(config, info, info.parameters)
         work = sizes.activation_bytes(config, info)
@@ -152,7 +156,7 @@ def _engines(config: RunConfig, info: ModelInfo, machine: Machine) -> Iterator[R
 def _reference(
     config: RunConfig, selection: Selection, info: ModelInfo, machine: Machine
 ) -> Iterator[Role]:
-    if "ref_logprobs" not in selection.requires:
+    if "ref_logprobs" not in selection.requires or config.policy_is_reference:
         return
     dtype = sizes.learner_dtype(config, info)
     memory = None

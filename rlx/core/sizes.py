@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.core.config import RunConfig
+from rlx.core.config import LoraConfig, RunConfig
+from rlx.core.config_lora import ALL_LINEAR
+from rlx.core.model_layers import ends_with, linear_layers
 from rlx.core.models import ModelInfo
 
 GIB = 2**30
@@ -75,11 +77,33 @@ def weight_bytes(parameters: int, dtype: str) -> int:
     return parameters * _BYTES.get(dtype, 4)
 
 
+def trained_parameters(lora: LoraConfig, info: ModelInfo, parameters: int) -> int:
+    """Numbers that an optimizer moves: all `parameters`, or r · (inputs + outputs) of each adapter.
+
+    Where the model's files are not here, as if its layers were squares of the hidden width.
+    """
+    if lora.rank is None:
+        return parameters
+    layers = linear_layers(info)
+    if not layers:
+        return lora.rank * 2 * (info.hidden_size or 0) * 7 * (info.layers or 0)
+    wanted = lora.target_modules
+    return sum(
+        lora.rank * sum(shape)
+        for name, shape in layers.items()
+        if wanted == [ALL_LINEAR] or any(ends_with(name, end) for end in wanted)
+    )
+
+
 def training_bytes(config: RunConfig, info: ModelInfo, parameters: int) -> int:
     """Weights, gradients, float32 master copy and Adam moments on *one* rank, ZeRO considered."""
-    dtype, ranks = learner_dtype(config, info), config.learner.ranks
-    weights = gradients = weight_bytes(parameters, dtype)
-    optimizer = parameters * (_ADAM + (0 if dtype == "float32" else _MASTER))
+    dtype, ranks, lora = learner_dtype(config, info), config.learner.ranks, config.learner.lora
+    trained = trained_parameters(lora, info, parameters)
+    adapters = trained if lora.enabled else 0
+    frozen = parameters // 2 if lora.quantization else weight_bytes(parameters, dtype)
+    weights = frozen + weight_bytes(adapters, dtype)
+    gradients = weight_bytes(trained, dtype)
+    optimizer = trained * (_ADAM + (0 if dtype == "float32" else _MASTER))
     stage = zero_stage(config, info)
     if stage >= 1:
         optimizer //= ranks
@@ -131,8 +155,9 @@ def checkpoint_bytes(
     """
     dtype = learner_dtype(config, info)
     master = 0 if dtype == "float32" else _MASTER
-    weights = weight_bytes(parameters, dtype)
-    return weights + (weights + parameters * (_ADAM + master)) * (2 if critic else 1)
+    trained = trained_parameters(config.learner.lora, info, parameters)
+    weights = weight_bytes(trained, dtype)
+    return weights + (weights + trained * (_ADAM + master)) * (2 if critic else 1)
 
 
 def gib(count: float) -> str:

@@ -252,7 +252,10 @@ def test_adapter_switched_off_is_the_reference_model(model: str, stage: int) -> 
 # -------------------------------------------------------------------------------- checkpoints
 
 
-@pytest.mark.parametrize("changes", [{}, {"zero_stage": 3}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"zero_stage": 3}, pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow)],
+)
 def test_resumed_training_goes_on_bit_by_bit(
     model: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

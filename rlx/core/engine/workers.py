@@ -262,8 +262,7 @@ def needs_reference(config: RunConfig, requires: Sequence[str] | frozenset[str])
 
 def needs_reference_model(config: RunConfig, requires: Sequence[str] | frozenset[str]) -> bool:
     """Whether the reference is a model of its own, and not the policy without its adapters."""
-    own = config.learner.lora.enabled and config.kl.reference in (None, config.model)
-    return needs_reference(config, requires) and not own
+    return needs_reference(config, requires) and not config.policy_is_reference
 
 
 def needs_old_logprobs(config: RunConfig, requires: Sequence[str] | frozenset[str]) -> bool:
