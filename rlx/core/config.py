@@ -36,6 +36,7 @@ from rlx.core.config_learner import (
     LearnerConfig,
 )
 from rlx.core.config_lora import LoraConfig
+from rlx.core.config_placement import PlacementConfig
 from rlx.core.config_rollout import (
     EpisodePolicy,
     RewardPolicy,
@@ -57,6 +58,7 @@ __all__ = [
     "LoraConfig",
     "OfflineConfig",
     "Part",
+    "PlacementConfig",
     "PluginsConfig",
     "RewardConfig",
     "RewardPolicy",
@@ -142,6 +144,7 @@ class RunConfig(Part):
     reward: RewardPolicy = RewardPolicy()
     episode: EpisodePolicy = EpisodePolicy()
     runtime: RuntimeConfig = RuntimeConfig()
+    placement: PlacementConfig = PlacementConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     plugins: PluginsConfig = PluginsConfig()

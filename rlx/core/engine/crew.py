@@ -58,6 +58,7 @@ class Crew:
         self._hooks = WorkerHooks(refs=plugins.worker_hooks(), run_folder=str(folder))
         self._status = status
         self._runtime: Runtime | None = None
+        self._specs: dict[str, WorkerSpec] = {}
         self.facts: dict[str, Any] = {}
         """What each worker said of itself when it started."""
 
@@ -65,6 +66,8 @@ class Crew:
         """Start all workers and return them by name."""
         specs = [dataclasses.replace(spec, hooks=self._hooks) for spec in specs]
         self._runtime = runtime = await self._open_runtime(len(specs))
+        specs = await runtime.seat(specs)
+        self._specs = {spec.name: spec for spec in specs}
         waiting = {spec.name for spec in specs}
 
         async def start(spec: WorkerSpec) -> Worker:
@@ -91,12 +94,11 @@ class Crew:
     ) -> RewardRunner:
         """The rewards, with new workers for those that hang or die."""
         running = [started[spec.name] for spec in specs]
-        renewed = [dataclasses.replace(spec, hooks=self._hooks) for spec in specs]
 
         async def replace(number: int) -> Worker:
             assert self._runtime is not None
             await self._runtime.end(running[number])
-            running[number] = await self._runtime.start(renewed[number])
+            running[number] = await self._runtime.start(self._specs[specs[number].name])
             await running[number].call("start")
             return running[number]
 
@@ -120,6 +122,7 @@ class Crew:
             self._config.runtime,
             logs=self._logs,
             workers=count,
+            placement=self._config.placement,
             modules=sorted({*self._selection.shipped_modules(), *self._shipped_hooks()}),
         )
         await asyncio.to_thread(runtime.connect)

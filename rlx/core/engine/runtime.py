@@ -18,12 +18,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlx.core.config import RuntimeConfig
+from rlx.core.config import PlacementConfig, RuntimeConfig
 from rlx.core.errors import EngineError
 from rlx.core.hook_types import WorkerContext
 from rlx.core.worker_hooks import HookRef, call_in_worker
+
+if TYPE_CHECKING:
+    from rlx.core.engine.ray_placement import RayPlacement
 
 _THREADS = {
     # Phases take turns on the same cores: a worker that waits must not spin.
@@ -57,7 +60,8 @@ class WorkerSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: int = 0
+    """GPUs of one node that it works on, where there are any."""
     beside: str | None = None
     """Name of a worker that was started before, whose process and thread this one shares."""
     role: str = "worker"
@@ -86,6 +90,10 @@ class Worker(Protocol):
 
 
 class Runtime(Protocol):
+    async def seat(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        """Find a place for workers that are to start; returns their specs with what that says."""
+        ...
+
     async def start(self, spec: WorkerSpec) -> Worker: ...
 
     async def end(self, worker: Any) -> None:
@@ -167,6 +175,9 @@ def _neighbour(workers: Sequence[W], spec: WorkerSpec) -> W | None:
 class InlineRuntime:
     def __init__(self) -> None:
         self._workers: list[InlineWorker] = []
+
+    async def seat(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        return list(specs)
 
     async def start(self, spec: WorkerSpec) -> InlineWorker:
         os.environ.update(_THREADS)
@@ -292,11 +303,14 @@ class RayRuntime:
         logs: Path | None,
         workers: int,
         modules: Sequence[str] = (),
+        placement: PlacementConfig = PlacementConfig(),
     ) -> None:
         self._settings = settings
         self._logs = logs
         self._slots = workers
         self._modules = list(modules)
+        self._placement_settings = placement
+        self._placement: RayPlacement | None = None
         self._workers: list[RayWorker] = []
         self._started_ray = False
 
@@ -329,6 +343,19 @@ class RayRuntime:
             ray.init(num_cpus=cpus, object_store_memory=512 * 2**20, **common)
         self._started_ray = True
 
+    async def seat(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        """Reserve nodes and GPUs; on a machine of one's own without GPUs there is no choice."""
+        import ray
+
+        from rlx.core.engine.ray_placement import RayPlacement
+
+        shared = self._settings.ray_address is not None
+        if self._placement is None and (shared or ray.cluster_resources().get("GPU")):
+            self._placement = await asyncio.to_thread(
+                RayPlacement.reserve, specs, self._placement_settings
+            )
+        return self._placement.settle(specs) if self._placement else list(specs)
+
     async def start(self, spec: WorkerSpec) -> RayWorker:
         neighbour = _neighbour(self._workers, spec)
         worker = RayWorker(spec.name, neighbour.actor if neighbour else self._actor(spec))
@@ -343,9 +370,10 @@ class RayRuntime:
         log = str(self._logs / f"{spec.name}.log") if self._logs else None
         return actor_class.options(
             num_cpus=spec.cpus,
-            num_gpus=spec.gpus,
+            num_gpus=0,  # the spec's environment says which ones it sees
             max_concurrency=10_000,  # one call for each episode that waits for the engine
             runtime_env={"env_vars": {**_THREADS, **spec.env}},
+            **(self._placement.options(spec) if self._placement else {}),
         ).remote(spec.name, log)
 
     async def end(self, worker: RayWorker) -> None:
@@ -360,6 +388,9 @@ class RayRuntime:
         for worker in reversed(self._workers):
             ray.kill(worker.actor)
         self._workers.clear()
+        if self._placement is not None:
+            self._placement.release()
+            self._placement = None
         gc.collect()  # references to Ray objects must not outlive Ray
         if self._started_ray:
             await asyncio.to_thread(ray.shutdown)

@@ -58,6 +58,7 @@ def engine_specs(
                 "threads": threads,
             },
             env=_thread_env(threads),
+            gpus=config.rollout.tensor_parallel,
         )
         for number in range(engines)
     ]
@@ -196,6 +197,7 @@ def _rank_specs(
             target=target,
             kwargs={**own, **common, "rank": rank},
             env=_thread_env(threads),
+            gpus=1,
         )
         for rank in range(ranks)
     ]
@@ -217,6 +219,7 @@ def reference_spec(
             "threads": threads,
         },
         env=_thread_env(threads),
+        gpus=1,
     )
 
 
@@ -239,6 +242,7 @@ def reward_specs(config: RunConfig, selection: Selection) -> list[WorkerSpec]:
             },
             env=_thread_env(threads),
             cpus=0.0,
+            gpus=int("reward_model" in selection.requires),
         )
         for number in range(config.reward.workers)
     ]
