@@ -24,15 +24,18 @@ class Checked:
     info: ModelInfo
 
 
-def checked(settings: Settings, *, resume: bool) -> Checked:
+def checked(settings: Settings, *, resume: bool, elsewhere: bool = False) -> Checked:
     """Check names, parameters, the model and all relations; print the warnings.
+
+    Args:
+        elsewhere: the run is not to be on this machine, whose devices and disk say nothing then.
 
     Raises:
         UsageError: with what is wrong, where it was set and what to write instead.
     """
     from rlx.core.models import model_info
     from rlx.core.plugins import PluginSystem
-    from rlx.core.preflight import check
+    from rlx.core.preflight import ELSEWHERE_RULES, check
     from rlx.core.run import default_folder
     from rlx.core.selection import select
 
@@ -44,6 +47,14 @@ def checked(settings: Settings, *, resume: bool) -> Checked:
     selection = select(config, plugins, origins=settings.origins)
     output = config.output or (None if resume else default_folder(config, Path("runs")))
     whole = config.model_copy(update={"output": output})
-    for finding in check(whole, selection, info, resume=resume, origins=settings.origins):
+    findings = check(
+        whole,
+        selection,
+        info,
+        resume=resume,
+        origins=settings.origins,
+        rules=ELSEWHERE_RULES if elsewhere else None,
+    )
+    for finding in findings:
         print_warning(finding.what, finding.fix)
     return Checked(plugins=plugins, selection=selection, info=info)

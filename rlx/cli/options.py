@@ -112,6 +112,18 @@ def _declared(
         ),
     ] = None,
     runtime: Runtime = None,
+    ray_address: Annotated[
+        Text, option("--ray-address", "A running Ray cluster to join, or auto.", PLACES)
+    ] = None,
+    colocate: Annotated[
+        Text,
+        option(
+            "--colocate",
+            "Roles that share GPUs.",
+            PLACES,
+            words("auto", "all", "actor_ref", "critic_reward", "none"),
+        ),
+    ] = None,
     output: Output = None,
     checkpoint_every: CheckpointEvery = None,
     eval_every: EvalEvery = None,

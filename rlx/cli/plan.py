@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -12,9 +14,13 @@ from rlx.cli.options import RunOptions, run_options
 from rlx.cli.output import console, next_step, print_warning
 from rlx.core import sizes
 from rlx.core.config import RunConfig
-from rlx.core.machine import Machine, this_machine
+from rlx.core.errors import UsageError
+from rlx.core.layout import Layout
+from rlx.core.machine import Gpu, Machine, this_machine
+from rlx.core.memory import Load
 from rlx.core.models import ModelInfo
 from rlx.core.placement import Role, roles
+from rlx.core.remedies import judge, remedies
 from rlx.core.selection import Selection
 
 app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -22,20 +28,58 @@ app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 @app.command()
 @run_options
-def plan(options: RunOptions) -> None:
-    """Show what `rlx train` would do with the same options: batches, processes, memory."""
+def plan(
+    options: RunOptions,
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", min=0, help="Plan for this many GPUs, not for this machine's."),
+    ] = None,
+    gpu_memory: Annotated[
+        float, typer.Option("--gpu-memory", min=1, help="GiB of each of them.")
+    ] = 80.0,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", min=1, help="How many of them a node has.")
+    ] = 8,
+) -> None:
+    """Show what `rlx train` would do with the same options: batches, processes, memory.
+
+    A run that can't fit is refused, with what would.
+    """
     settings = options.settings()
-    work = checked(settings, resume=False)
+    work = checked(settings, resume=False, elsewhere=gpus is not None)
     work.plugins.control("rlx_configure", config=settings.config)
     machine = this_machine()
+    if gpus is not None:
+        device = Gpu(name="GPU", memory=int(gpu_memory * sizes.GIB))
+        machine = dataclasses.replace(machine, gpus=(device,) * gpus)
+    node_gpus = gpus_per_node if gpus is not None else len(machine.gpus)
+    config, selection, info = settings.config, work.selection, work.info
+    layout, found = judge(config, selection, info, machine, node_gpus=node_gpus)
     out = console()
-    out.print(_model_table(work.info))
-    out.print(_batch_table(settings.config, work.info))
-    out.print(_component_table(work.selection))
-    placed = roles(settings.config, work.selection, work.info, machine)
-    out.print(_role_table(settings.config, placed))
-    _print_totals(settings.config, work.info, placed, machine)
+    out.print(_model_table(info))
+    out.print(_batch_table(config, info))
+    out.print(_component_table(selection))
+    placed = roles(config, selection, info, machine)
+    out.print(_role_table(config, placed, layout))
+    _print_totals(config, info, placed, layout, machine)
+    if layout.gpus:
+        out.print(_gpu_table(found, layout, machine))
+    if info.parameters is not None and not all(load.fits for load in found):
+        raise _too_much(found, remedies(config, selection, info, machine, node_gpus=node_gpus))
     next_step("rlx train with the same options", "rlx doctor")
+
+
+def _too_much(found: Sequence[Load], ways: Sequence[str]) -> UsageError:
+    worst = max(found, key=lambda load: load.bytes / max(load.limit, 1))
+    fix = "; or ".join(
+        way if " such " in way else f"`--set {way.replace(' ', ' --set ')}`" for way in ways
+    )
+    return UsageError(
+        f"{worst.where} would hold {sizes.gib(worst.bytes)} of {sizes.gib(worst.limit)} "
+        f"({worst.phase})",
+        where="memory, estimated",
+        fix=fix or "a smaller model",
+    )
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -112,30 +156,69 @@ def _component_table(selection: Selection) -> Table:
     )
 
 
-def _role_table(config: RunConfig, placed: Sequence[Role]) -> Table:
+def _role_table(config: RunConfig, placed: Sequence[Role], layout: Layout) -> Table:
     where = "one process" if config.runtime.kind == "inline" else "a Ray actor each"
-    table = _table(f"who runs where ({where})", "role", "does", "threads", "memory", "")
+    places = ["GPUs"] if layout.gpus else []
+    table = _table(f"who runs where ({where})", "role", "does", "threads", *places, "memory", "")
     for role in placed:
         memory = "not known" if role.memory is None else sizes.gib(role.memory)
-        table.add_row(role.name, role.what, str(role.cpus), memory, role.detail)
+        place = [_place(layout, role.name)] if layout.gpus else []
+        table.add_row(role.name, role.what, str(role.cpus), *place, memory, _parts(role))
+    return table
+
+
+def _place(layout: Layout, name: str) -> str:
+    """Numbers of a role's GPUs, counted over all groups."""
+    seat = layout.seats.get(name)
+    if seat is None:
+        return ""
+    before = sum(group.gpus for group in layout.groups[: seat.group])
+    first = before + seat.bundle * layout.groups[seat.group].bundle_gpus
+    return ", ".join(str(first + number) for number in seat.gpus)
+
+
+def _parts(role: Role) -> str:
+    parts = [f"{name} {sizes.gib(count)}" for name, count in (role.parts or {}).items() if count]
+    return "; ".join([role.detail] if not parts else [", ".join(parts), role.detail])
+
+
+def _gpu_table(found: Sequence[Load], layout: Layout, machine: Machine) -> Table:
+    spare = len(machine.gpus) - layout.gpus
+    title = f"{layout.gpus} of {len(machine.gpus)} GPUs" + (f", {spare} unused" if spare else "")
+    table = _table(title, "", "holds", "most", "of", "")
+    for load in found:
+        holds = ", ".join(load.roles)
+        verdict = "" if load.fits else "does not fit"
+        row = (load.where, holds, f"{sizes.gib(load.bytes)} ({load.phase})", sizes.gib(load.limit))
+        table.add_row(*row, verdict)
     return table
 
 
 def _print_totals(
-    config: RunConfig, info: ModelInfo, placed: Sequence[Role], machine: Machine
+    config: RunConfig,
+    info: ModelInfo,
+    placed: Sequence[Role],
+    layout: Layout,
+    machine: Machine,
 ) -> None:
+    def seated(name: str) -> bool:
+        return bool(layout.gpus) and (name in layout.seats or name.startswith("critic-"))
+
     out = console()
-    gpus = ", ".join(f"{gpu.name} {sizes.gib(gpu.memory)}" for gpu in machine.gpus) or "no GPU"
-    known = [role.memory for role in placed if role.memory is not None]
+    gpus = "no GPU"
+    if machine.gpus:
+        gpus = f"{len(machine.gpus)} × {machine.gpus[0].name} {sizes.gib(machine.gpus[0].memory)}"
     if info.parameters is None:
         out.print("the model's size is not known, so there is no estimate of the whole")
         return
-    total = sum(known)
+    on_host = [role.process if seated(role.name) else role.memory or 0 for role in placed]
+    total = sum(on_host)
+    beside = "beside the GPUs " if layout.gpus else ""
     weights = sizes.weight_bytes(info.parameters, sizes.learner_dtype(config, info))
     critic = any(role.name.startswith("critic") for role in placed)
     checkpoint = sizes.checkpoint_bytes(config, info, info.parameters, critic=critic)
     out.print(
-        f"in all about {sizes.gib(total)} of {sizes.gib(machine.memory)} "
+        f"in all about {sizes.gib(total)} {beside}of {sizes.gib(machine.memory)} "
         f"({sizes.gib(machine.memory_available)} free), {machine.cpus} CPUs, {gpus}"
     )
     out.print(

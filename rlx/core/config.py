@@ -76,7 +76,8 @@ class RuntimeConfig(Part):
 
     kind: Literal["ray", "inline"] = "ray"
     ray_address: str | None = None
-    """Address of a running Ray cluster; unset: a private one on this machine."""
+    """Address of a running Ray cluster, or `auto` for the one that this node is in; unset: what
+    `RAY_ADDRESS` says, else a private one on this machine."""
     cpus: int | None = Field(None, ge=1)
     """CPU threads per phase; unset: all cores of the machine."""
 

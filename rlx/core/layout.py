@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlx.core.config_placement import PlacementConfig
+from rlx.core.config import PlacementConfig, RunConfig
 from rlx.core.errors import UsageError
+from rlx.core.selection import Selection
 
 ROLES: Mapping[str, str] = {
     "learner": "learner",
@@ -84,8 +85,30 @@ class Layout:
         return ()
 
 
+def processes(config: RunConfig, selection: Selection) -> list[Process]:
+    """The processes of a training run, in the order in which they are seated."""
+    ranks, rollout = config.learner.ranks, config.rollout
+    requires = selection.requires
+    found = [Process(name=f"learner-{rank}", role="learner", gpus=1) for rank in range(ranks)]
+    if config.replay is None:
+        found += [
+            Process(name=f"engine-{number}", role="engines", gpus=rollout.tensor_parallel)
+            for number in range(rollout.engines)
+        ]
+    if "ref_logprobs" in requires and not config.policy_is_reference:
+        found.append(Process(name="reference", role="reference", gpus=1))
+    if "values" in requires and config.critic.placement == "apart":
+        found += [Process(name=f"critic-{rank}", role="critic", gpus=1) for rank in range(ranks)]
+    if "reward_model" in requires and config.replay is None:
+        found += [
+            Process(name=f"rewards-{number}", role="rewards", gpus=1)
+            for number in range(config.reward.workers)
+        ]
+    return found
+
+
 def lay_out(
-    processes: Iterable[Process], placement: PlacementConfig, *, gpus: int, node_gpus: int
+    wanted: Iterable[Process], placement: PlacementConfig, *, gpus: int, node_gpus: int
 ) -> Layout:
     """Seat every process that works on GPUs; without GPUs, spread them over bundles of CPUs.
 
@@ -98,7 +121,7 @@ def lay_out(
     """
     if placement.gpus is not None:
         gpus = min(gpus, placement.gpus)
-    wanted = [one for one in processes if one.gpus]
+    wanted = [one for one in wanted if one.gpus]
     if not gpus:
         return _layout(wanted, _split(wanted, placement, "none"), with_gpus=False)
     chosen = "none" if placement.colocate == "auto" else placement.colocate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rlx.core import sizes
@@ -12,8 +12,14 @@ from rlx.core.models import ModelInfo, stored_weights
 from rlx.core.selection import Selection
 
 _MIB = 2**20
-_PROCESS = {"driver": 350, "learner": 450, "vllm": 900, "transformers": 450, "rewards": 150}
-"""MiB of a process before it holds a model: interpreter, libraries and their buffers.
+PROCESS: Mapping[str, int] = {
+    "driver": 350 * _MIB,
+    "learner": 450 * _MIB,
+    "vllm": 900 * _MIB,
+    "transformers": 450 * _MIB,
+    "rewards": 150 * _MIB,
+}
+"""Bytes of a process before it holds a model: interpreter, libraries and their buffers.
 
 Import alone took (x86, Linux): torch 220, with transformers and deepspeed 263, vllm 600 MiB.
 """
@@ -27,10 +33,20 @@ class Role:
     what: str
     cpus: int
     """Threads while its phase is on; phases take turns."""
-    memory: int | None
-    """Bytes, estimated; None when the model's size isn't known."""
-    detail: str
+    parts: Mapping[str, int] | None
+    """Bytes of memory by what they are for, on each of its GPUs where it has some; None when the
+    model's size isn't known."""
+    detail: str = ""
     """How the memory comes about."""
+    resident: int = 0
+    """Bytes of them that stay while others are at work."""
+    process: int = 0
+    """Bytes of the process itself, on the host."""
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes, model and process; None when the model's size isn't known."""
+        return None if self.parts is None else sum(self.parts.values()) + self.process
 
 
 def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Machine) -> list[Role]:
@@ -40,8 +56,8 @@ def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Mac
             name="driver",
             what="collects rollouts, computes advantages",
             cpus=1,
-            memory=_PROCESS["driver"] * _MIB,
-            detail="",
+            parts={},
+            process=PROCESS["driver"],
         ),
         *_learners(config, selection, info, machine),
         *_engines(config, info, machine),
@@ -52,15 +68,15 @@ def roles(config: RunConfig, selection: Selection, info: ModelInfo, machine: Mac
 
 
 def _rewards(config: RunConfig, selection: Selection, machine: Machine) -> Iterator[Role]:
-    memory: int | None = _PROCESS["rewards"] * _MIB
-    detail = "without what a reward itself loads"
+    parts: dict[str, int] | None = {}
+    process, detail = PROCESS["rewards"], "without what a reward itself loads"
     if selection.loads:
         found = [stored_weights(model, where=key) for key, model in selection.loads]
         sizes_of = [sizes.weight_bytes(n, dtype or "float32") for n, dtype in found if n]
-        memory = _PROCESS["learner"] * _MIB + sum(sizes_of)
-        detail = f"reward model {sizes.gib(sum(sizes_of))}"
+        parts = {"parameters": sum(sizes_of)}
+        process, detail = PROCESS["learner"], "a reward model"
         if len(sizes_of) < len(found):
-            memory, detail = None, "a reward model whose size is not known"
+            parts, detail = None, "a reward model whose size is not known"
     for number in range(config.reward.workers):
         yield Role(
             name=f"rewards-{number}",
@@ -68,31 +84,38 @@ def _rewards(config: RunConfig, selection: Selection, machine: Machine) -> Itera
             cpus=(config.runtime.cpus or machine.cpus)
             if "reward_model" in selection.requires
             else 1,
-            memory=memory,
+            parts=parts,
+            resident=sum((parts or {}).values()),
+            process=process,
             detail=detail,
         )
+
+
+def _trained(config: RunConfig, info: ModelInfo) -> tuple[dict[str, int] | None, int]:
+    """Memory of one rank that trains a model, and what of it stays between its updates."""
+    if info.parameters is None:
+        return None, 0
+    held = sizes.training_parts(config, info, info.parameters)
+    return {**held, **sizes.activation_parts(config, info)}, sum(held.values())
 
 
 def _learners(
     config: RunConfig, selection: Selection, info: ModelInfo, machine: Machine
 ) -> Iterator[Role]:
-    dtype, stage = sizes.learner_dtype(config, info), sizes.zero_stage(config, info)
-    memory, detail = None, f"{dtype}, ZeRO {stage}"
+    parts, held = _trained(config, info)
+    detail = f"{sizes.learner_dtype(config, info)}, ZeRO {sizes.zero_stage(config, info)}"
     if config.learner.lora.enabled:
         detail += f", adapters of rank {config.learner.lora.rank}"
         if "ref_logprobs" in selection.requires and config.policy_is_reference:
             detail += " (the reference without them)"
-    if info.parameters is not None:
-        held = sizes.training_bytes(config, info, info.parameters)
-        work = sizes.activation_bytes(config, info)
-        memory = held + work + _PROCESS["learner"] * _MIB
-        detail += f"; model and optimizer {sizes.gib(held)}, one micro-batch {sizes.gib(work)}"
     for rank in range(config.learner.ranks):
         yield Role(
             name=f"learner-{rank}",
             what=f"trains the policy (rank {rank} of {config.learner.ranks})",
             cpus=_rank_threads(config, selection, machine),
-            memory=memory,
+            parts=parts,
+            resident=held,
+            process=PROCESS["learner"],
             detail=detail,
         )
 
@@ -103,18 +126,17 @@ def _critic(
     if "values" not in selection.requires:
         return
     beside = config.critic.placement == "colocated"
-    memory = None
-    if info.parameters is not None:  # the head has one output in place of the vocabulary
-        held = sizes.training_bytes(config, info, info.parameters)
-        work = sizes.activation_bytes(config, replace(info, vocab_size=1))
-        memory = held + work + (0 if beside else _PROCESS["learner"] * _MIB)
+    # The head has one output in place of the vocabulary.
+    parts, held = _trained(config, replace(info, vocab_size=1))
     for rank in range(config.learner.ranks):
         place = f"in learner-{rank}'s process" if beside else "trains while the policy does"
         yield Role(
             name=f"critic-{rank}",
             what=f"trains values from {config.critic.model or 'the starting weights'}",
             cpus=_rank_threads(config, selection, machine),
-            memory=memory,
+            parts=parts,
+            resident=held,
+            process=0 if beside else PROCESS["learner"],
             detail=f"{place}; wanted by {' and '.join(selection.required_by['values'])}",
         )
 
@@ -128,27 +150,32 @@ def _rank_threads(config: RunConfig, selection: Selection, machine: Machine) -> 
 
 def _engines(config: RunConfig, info: ModelInfo, machine: Machine) -> Iterator[Role]:
     rollout, dtype = config.rollout, sizes.engine_dtype(config, info)
-    cache = int(rollout.kv_cache_gib * sizes.GIB)
     token = sizes.kv_bytes_per_token(info, dtype)
     sequence = sizes.longest_sequence(config, info.context_length)
-    if machine.gpus:
-        cache = int(rollout.gpu_memory_utilization * machine.gpus[0].memory)
+    split = rollout.tensor_parallel if machine.gpus else 1
+    weights = None
+    if info.parameters is not None:
+        weights = sizes.weight_bytes(info.parameters, dtype) // split
+    cache = int(rollout.kv_cache_gib * sizes.GIB)
+    if machine.gpus:  # vLLM takes its share of the device, and what its weights leave is cache
+        share = int(rollout.gpu_memory_utilization * machine.gpus[0].memory)
+        cache = max(share - (weights or 0), 0)
     if rollout.engine == "transformers" and token is not None:
         cache = min(rollout.max_running, config.batch_size) * sequence * token
-    detail = f"{dtype}; KV cache {sizes.gib(cache)}"
+    elif not machine.gpus and token is not None:
+        # No larger than what all sequences at once can fill.
+        cache = min(cache, rollout.max_running * sequence * token)
+    detail = dtype
     if token is not None and rollout.engine == "vllm":
-        detail += f" holds {cache // (token * sequence)} sequences of {sequence} tokens"
-    memory = None
-    if info.parameters is not None:
-        weights = sizes.weight_bytes(info.parameters, dtype)
-        memory = weights + cache + _PROCESS[rollout.engine] * _MIB
-        detail = f"weights {sizes.gib(weights)}, {detail}"
+        held = cache * split // (token * sequence)
+        detail += f", the cache holds {held:,} sequences of {sequence:,} tokens"
     for number in range(rollout.engines):
         yield Role(
             name=f"engine-{number}",
-            what=f"generates with {rollout.engine}",
+            what=f"generates with {rollout.engine}" + (f" over {split} GPUs" if split > 1 else ""),
             cpus=max((config.runtime.cpus or machine.cpus) // rollout.engines, 1),
-            memory=memory,
+            parts=None if weights is None else {"parameters": weights, "KV cache": cache},
+            process=PROCESS[rollout.engine],
             detail=detail,
         )
 
@@ -159,18 +186,19 @@ def _reference(
     if "ref_logprobs" not in selection.requires or config.policy_is_reference:
         return
     dtype = sizes.learner_dtype(config, info)
-    memory = None
+    parts = None
     if info.parameters is not None:
         tokens = max(
             config.learner.token_budget, sizes.longest_sequence(config, info.context_length)
         )
         logits = tokens * (info.vocab_size or 0) * 4
-        weights = sizes.weight_bytes(info.parameters, dtype)
-        memory = weights + logits + _PROCESS["learner"] * _MIB
+        parts = {"parameters": sizes.weight_bytes(info.parameters, dtype), "logits": logits}
     yield Role(
         name="reference",
         what=f"scores with {config.kl.reference or 'the starting weights'}",
         cpus=config.runtime.cpus or machine.cpus,
-        memory=memory,
+        parts=parts,
+        resident=parts["parameters"] if parts else 0,
+        process=PROCESS["learner"],
         detail=f"{dtype}; wanted by {' and '.join(selection.required_by['ref_logprobs'])}",
     )

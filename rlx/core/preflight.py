@@ -21,6 +21,7 @@ from rlx.core.preflight_eval import eval_complaints
 from rlx.core.preflight_folder import check_output
 from rlx.core.preflight_generate import check_generation
 from rlx.core.preflight_lora import check_lora
+from rlx.core.preflight_placement import check_placement
 from rlx.core.preflight_rollouts import check_replay, check_sampling, check_staleness
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
@@ -185,7 +186,7 @@ def check_engine(case: Case) -> Iterator[Finding]:
             "rollout.tensor_parallel",
             "`--set rollout.tensor_parallel=1`, or `--engine vllm`",
         )
-    elif gpus and rollout.tensor_parallel > gpus:
+    elif gpus and rollout.tensor_parallel > gpus and config.runtime.ray_address is None:
         yield error(
             f"tensor_parallel {rollout.tensor_parallel} needs as many GPUs; there are {gpus}",
             "rollout.tensor_parallel",
@@ -315,6 +316,7 @@ RULES: tuple[Rule, ...] = (
     check_sampling,
     check_staleness,
     check_learner,
+    check_placement,
     check_old_logprobs,
     check_critic,
     check_lora,
@@ -326,6 +328,12 @@ RULES: tuple[Rule, ...] = (
     check_replay,
     check_output,
 )
+ELSEWHERE_RULES = tuple(
+    rule
+    for rule in RULES
+    if rule not in (check_modules, check_engine, check_placement, check_output)
+)
+"""Of a run that is planned for other hardware."""
 EVAL_RULES: tuple[Rule, ...] = (
     check_modules,
     check_engine,

@@ -50,6 +50,8 @@ FLAGS: Mapping[str, str] = {
     "seed": "seed",
     "engine": "rollout.engine",
     "runtime": "runtime.kind",
+    "ray_address": "runtime.ray_address",
+    "colocate": "placement.colocate",
     "output": "output",
     "checkpoint_every": "checkpoint.every",
     "eval_every": "eval.every",

@@ -97,6 +97,11 @@ def trained_parameters(lora: LoraConfig, info: ModelInfo, parameters: int) -> in
 
 def training_bytes(config: RunConfig, info: ModelInfo, parameters: int) -> int:
     """Weights, gradients, float32 master copy and Adam moments on *one* rank, ZeRO considered."""
+    return sum(training_parts(config, info, parameters).values())
+
+
+def training_parts(config: RunConfig, info: ModelInfo, parameters: int) -> dict[str, int]:
+    """`training_bytes` by what they are for; the master copy counts as the optimizer's."""
     dtype, ranks, lora = learner_dtype(config, info), config.learner.ranks, config.learner.lora
     trained = trained_parameters(lora, info, parameters)
     adapters = trained if lora.enabled else 0
@@ -111,7 +116,7 @@ def training_bytes(config: RunConfig, info: ModelInfo, parameters: int) -> int:
         gradients //= ranks
     if stage >= 3:
         weights //= ranks
-    return weights + gradients + optimizer
+    return {"parameters": weights, "gradients": gradients, "optimizer": optimizer}
 
 
 def zero_stage(config: RunConfig, info: ModelInfo) -> int:
@@ -129,13 +134,18 @@ def activation_bytes(config: RunConfig, info: ModelInfo) -> int:
     Fitted to the learner's peak memory at 512, 2048 and 4096 tokens (6 layers of width 512,
     vocabulary 16384, float32), where it is within 12 % of the first step.
     """
+    return sum(activation_parts(config, info).values())
+
+
+def activation_parts(config: RunConfig, info: ModelInfo) -> dict[str, int]:
+    """`activation_bytes` by where they arise."""
     tokens = max(config.learner.token_budget, longest_sequence(config, info.context_length))
     width = (info.hidden_size or 0) * _BYTES.get(learner_dtype(config, info), 4)
     layers = info.layers or 0
     values = layers + _PER_LAYER if config.learner.gradient_checkpointing else layers * _PER_LAYER
     chunk = config.learner.logprob_chunk
     head = (min(tokens, chunk) if chunk else tokens) * (info.vocab_size or 0) * 4 * _LOGITS
-    return tokens * width * values + head
+    return {"activations": tokens * width * values, "logits": head}
 
 
 def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int | None:

@@ -103,7 +103,10 @@ def test_every_worker_sees_the_gpus_of_its_seat_and_nobody_else_gets_them(ray: A
     ranks = [spec.kwargs for spec in settled if spec.role == "learner"]
     assert len({(one["master_address"], one["master_port"]) for one in ranks}) == 1
 
-    seen, free, _ = see(ray, colocate="all")
+    assert "sleeps" not in settled[-2].kwargs
+
+    seen, free, settled = see(ray, colocate="all")
+    assert [spec.kwargs.get("sleeps") for spec in settled if spec.role == "rollout"] == [True]
     assert sorted(seen["engine-0"]) == sorted([*seen["learner-0"], *seen["learner-1"]])
     assert seen["reference"] == seen["learner-0"]
     assert free == GPUS - 2, "what the first run had is free again"

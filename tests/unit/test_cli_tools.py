@@ -94,12 +94,37 @@ def test_plan_asks_the_plugins_that_check_the_configuration(
     assert rlx("plan", "--model", str(model), "--no-rlxfile")[0] == 0
 
 
-def test_plan_warns_when_memory_is_short(
+def test_plan_warns_when_memory_is_short_and_refuses_where_there_is_too_little(
     rlx: Callable[..., Outcome], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = Machine(cpus=1, memory=GIB, memory_available=GIB, shared_memory=GIB, gpus=())
-    monkeypatch.setattr("rlx.cli.plan.this_machine", lambda: small)
-    assert "more memory than is free" in rlx("plan", "--model", str(model))[2]
+    for total, code, text in (
+        (64, 0, "more memory than is free"),
+        (1, 2, "this machine would hold"),
+    ):
+        small = Machine(
+            cpus=1, memory=total * GIB, memory_available=GIB, shared_memory=GIB, gpus=()
+        )
+        monkeypatch.setattr("rlx.cli.plan.this_machine", lambda small=small: small)
+        found, _, err = rlx("plan", "--model", str(model))
+        assert found == code
+        assert text in err
+
+
+def test_plan_for_other_hardware_shows_gpus_and_what_would_fit(
+    rlx: Callable[..., Outcome], model: Path
+) -> None:
+    words = ("plan", "--model", str(model), "--set", "rollout.tensor_parallel=2", "--gpus")
+    code, out, _ = rlx(*words, "4")
+    text = " ".join(out.split())
+    assert code == 0
+    assert "3 of 4 GPUs, 1 unused" in text
+    assert "engine-0 generates with vllm over 2 GPUs" in text
+    assert "the GPU of learner" in text
+    code, _, err = rlx(*words, "4", "--gpu-memory", "8")
+    assert code == 2
+    assert "of 8.0 GiB" in err
+    assert "--set learner." in err
+    assert "needs" in rlx(*words, "1", "--colocate", "none")[2]
 
 
 def placed(model: Path, machine: Machine = MACHINE, **changes: Any) -> dict[str, Any]:
@@ -132,7 +157,9 @@ def test_zero_splits_the_optimizer_over_ranks(model: Path) -> None:
 def test_a_gpu_engine_takes_its_share_of_the_device(model: Path) -> None:
     gpus = (Gpu(name="g", memory=80 * GIB),)
     machine = Machine(cpus=8, memory=64 * GIB, memory_available=GIB, shared_memory=GIB, gpus=gpus)
-    assert "KV cache 40.0 GiB" in placed(model, machine)["engine-0"].detail
+    engine = placed(model, machine)["engine-0"]
+    assert sum(engine.parts.values()) == 40 * GIB
+    assert engine.parts["parameters"] == 134_515_008 * 2
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])

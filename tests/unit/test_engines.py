@@ -133,6 +133,16 @@ def test_every_engine_gets_the_weights_and_is_told_to_forget_and_to_stop() -> No
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("level", [0, 2])
+def test_engines_sleep_only_where_they_share_their_gpus(level: int) -> None:
+    async def run() -> list[tuple[Any, ...]]:
+        worker: Any = Engine()
+        await RolloutEngines([RolloutClient(worker)], sleep_level=level).sleep()
+        return worker.told
+
+    assert asyncio.run(run()) == ([("sleep", 2)] if level else [])
+
+
 def test_idle_share_is_the_mean_over_engines() -> None:
     async def run() -> float:
         workers = [Engine(open=False), Engine()]

@@ -117,6 +117,10 @@ class RolloutClient:
         """Share of the time since the last call in which the engine had no request, 0 … 1."""
         return self._idle.take()
 
+    async def sleep(self, level: int) -> None:
+        """Have the engine give up device memory until the next `load_weights`."""
+        await self._worker.call("sleep", level)
+
     async def forget(self) -> None:
         """Have the engine drop every cached prefix."""
         await self._worker.call("forget")

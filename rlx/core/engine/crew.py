@@ -89,6 +89,10 @@ class Crew:
             started += await asyncio.gather(*(start(spec) for spec in guests))
         return {worker.name: worker for worker in started}
 
+    def settled(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        """The specs as they were started, with what their place added."""
+        return [self._specs[spec.name] for spec in specs]
+
     def reward_runner(
         self, specs: Sequence[WorkerSpec], started: Mapping[str, Worker]
     ) -> RewardRunner:

@@ -36,10 +36,12 @@ class RolloutEngines:
 
     Args:
         clients: at least one.
+        sleep_level: what engines that share their GPUs give up in `sleep`; 0: nothing.
     """
 
-    def __init__(self, clients: Sequence[RolloutClient]) -> None:
+    def __init__(self, clients: Sequence[RolloutClient], *, sleep_level: int = 0) -> None:
         self._members = [_Member(client) for client in clients]
+        self._sleep_level = sleep_level
 
     def __len__(self) -> int:
         return len(self._members)
@@ -68,6 +70,13 @@ class RolloutEngines:
         return await asyncio.gather(
             *(member.client.load_weights(weights) for member in self._members)
         )
+
+    async def sleep(self) -> None:
+        """Leave the GPUs to others until the next weights come, where they are shared."""
+        if self._sleep_level:
+            await asyncio.gather(
+                *(member.client.sleep(self._sleep_level) for member in self._members)
+            )
 
     def take_idle_share(self) -> float:
         """Share of the time since the last call without a request, 0 … 1, mean over engines."""

@@ -71,6 +71,10 @@ class RolloutEngine(Protocol):
         """Replace the weights in place and drop every cached prefix."""
         ...
 
+    async def sleep(self, level: int) -> None:
+        """Give memory up until the next `load_weights`; nothing may run meanwhile."""
+        ...
+
     async def forget(self) -> None:
         """Drop every cached prefix, so that what comes does not depend on what went before."""
         ...

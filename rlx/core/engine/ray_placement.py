@@ -39,9 +39,15 @@ class RayPlacement:
     """The reserved bundles of a run."""
 
     def __init__(
-        self, layout: Layout, groups: Sequence[Any], spots: Sequence[Sequence[Spot]]
+        self,
+        layout: Layout,
+        groups: Sequence[Any],
+        spots: Sequence[Sequence[Spot]],
+        *,
+        sleep_level: int,
     ) -> None:
         self._layout = layout
+        self._sleeps = bool(sleep_level and layout.sharing("engines"))
         self._groups = list(groups)
         self._spots = spots
 
@@ -72,7 +78,8 @@ class RayPlacement:
                 ]
                 groups.append(ray.util.placement_group(bundles, strategy=settings.strategy))
             _wait(groups, layout, settings.patience)
-            return cls(layout, groups, [_look(group) for group in groups])
+            spots = [_look(group) for group in groups]
+            return cls(layout, groups, spots, sleep_level=settings.sleep_level)
         except BaseException:
             _remove(groups)
             raise
@@ -87,6 +94,9 @@ class RayPlacement:
             first = self._spot(spec.name.rpartition("-")[0] + "-0")
             role = sorted(ROLES).index(spec.role)
             kwargs |= {"master_address": first.address, "master_port": first.ports[role]}
+        if spec.role == "rollout" and self._sleeps:
+            # While the learner trains, an engine that runs ahead generates.
+            kwargs["sleeps"] = spec.kwargs["settings"].max_staleness == 0
         env = dict(spec.env)
         if self._layout.gpus:
             seat = self._layout.seats.get(spec.name)

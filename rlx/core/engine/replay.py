@@ -106,9 +106,11 @@ class Replay:
 
 
 class NoEngine:
-    """In the engine's place: there is nothing to end."""
+    """In the engines' place: there is nothing to end or to leave."""
 
     async def abort(self) -> None: ...
+
+    async def sleep(self) -> None: ...
 
 
 class NoPublisher:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlx.core.config import PlacementConfig, RuntimeConfig
-from rlx.core.errors import EngineError
+from rlx.core.errors import EngineError, UsageError
 from rlx.core.hook_types import WorkerContext
 from rlx.core.worker_hooks import HookRef, call_in_worker
 
@@ -314,12 +314,18 @@ class RayRuntime:
         self._workers: list[RayWorker] = []
         self._started_ray = False
 
+    @property
+    def _address(self) -> str | None:
+        """Of the cluster to join; Ray itself names it to what `ray job submit` runs."""
+        return self._settings.ray_address or os.environ.get("RAY_ADDRESS") or None
+
     def connect(self) -> None:
         """Start or join Ray (blocking, some seconds)."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        if self._settings.ray_address and _TOKEN.is_file():
+        address = self._address
+        if address and _TOKEN.is_file():
             # Where there is a token, Ray asks for it, and doesn't show it itself when it joins.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
@@ -334,10 +340,17 @@ class RayRuntime:
             "logging_level": "ERROR",
             "include_dashboard": False,
         }
-        address = self._settings.ray_address
         if address:
             remote_env = {"py_modules": self._modules} if self._modules else None
-            ray.init(address=address, runtime_env=remote_env, log_to_driver=False)
+            try:
+                ray.init(address=address, runtime_env=remote_env, log_to_driver=False)
+            except ConnectionError as error:
+                raise UsageError(
+                    f"there is no Ray cluster at {address}: {_first_line(error)}",
+                    where="runtime.ray_address" if self._settings.ray_address else "RAY_ADDRESS",
+                    fix="`ray start --head` first, or leave the address out for a Ray of the run's "
+                    "own",
+                ) from error
         else:
             cpus = max(os.cpu_count() or 1, self._slots)
             ray.init(num_cpus=cpus, object_store_memory=512 * 2**20, **common)
@@ -349,8 +362,7 @@ class RayRuntime:
 
         from rlx.core.engine.ray_placement import RayPlacement
 
-        shared = self._settings.ray_address is not None
-        if self._placement is None and (shared or ray.cluster_resources().get("GPU")):
+        if self._placement is None and (self._address or ray.cluster_resources().get("GPU")):
             self._placement = await asyncio.to_thread(
                 RayPlacement.reserve, specs, self._placement_settings
             )

@@ -21,7 +21,7 @@ from rlx.core.engine.prepare import Plan, prepare
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.replay import NoEngine, NoPublisher, Replay
 from rlx.core.engine.rewards import RewardRunner
-from rlx.core.engine.runtime import WorkerSpec
+from rlx.core.engine.runtime import Worker, WorkerSpec
 from rlx.core.engine.session import Session, TrainResult
 from rlx.core.engine.trainer import Trainer
 from rlx.core.models import resolve_model, vocabulary_hash
@@ -200,7 +200,7 @@ class _Session(Session):
             learner=learner,
             reference=reference,
             critic=critic,
-            engines=None if replayed else workers.rollout_engines(config, engine_specs, started),
+            engines=None if replayed else self._engines(engine_specs, started),
             rewards=self._crew.reward_runner(reward_specs, started),
         )
 
@@ -215,6 +215,9 @@ class _Session(Session):
             return []
         model = resolve_model(config.kl.reference) if config.kl.reference else plan.model
         return [workers.reference_spec(config, model, dtype=plan.dtype)]
+
+    def _engines(self, specs: list[WorkerSpec], started: Mapping[str, Worker]) -> RolloutEngines:
+        return workers.rollout_engines(self._config, self._crew.settled(specs), started)
 
     def _engine_specs(self) -> list[WorkerSpec]:
         plan, config = self._plan, self._config

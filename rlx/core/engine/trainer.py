@@ -42,6 +42,8 @@ _AT_REST = (*_BEFORE_UPDATE, "eval")
 class _Engine(Protocol):
     async def abort(self) -> None: ...
 
+    async def sleep(self) -> None: ...
+
 
 class _Reference(Protocol):
     async def score(self, batch: TrainBatch) -> np.ndarray: ...
@@ -148,6 +150,7 @@ class Trainer:
             collected = await self._collector.collect(self._config.rollout.groups)
         self._notify("rlx_on_rollouts", groups=shown_groups(collected.groups))
         batch = make_batch(collected.groups)
+        await self._engine.sleep()
         with self._timed("score"):
             batch = await self._score(batch)
         with self._timed("advantage"):

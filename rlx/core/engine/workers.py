@@ -69,8 +69,10 @@ def rollout_engines(
 ) -> RolloutEngines:
     """The started engines as one."""
     swaps = config.rollout.partial_rollout
+    sleeps = all(spec.kwargs.get("sleeps") for spec in specs)
     return RolloutEngines(
-        [RolloutClient(started[spec.name], swaps_in_flight=swaps) for spec in specs]
+        [RolloutClient(started[spec.name], swaps_in_flight=swaps) for spec in specs],
+        sleep_level=config.placement.sleep_level if sleeps else 0,
     )
 
 

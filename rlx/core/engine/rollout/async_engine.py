@@ -103,6 +103,14 @@ class AsyncEngine:
         """
         return await self._ask(lambda: self._core.load_weights(weights))
 
+    async def sleep(self, level: int) -> None:
+        """Give device memory up until the next `load_weights`.
+
+        Raises:
+            EngineError: requests run.
+        """
+        await self._ask(lambda: self._sleep(level))
+
     async def forget(self) -> None:
         """Drop every cached prefix."""
         await self._ask(self._core.forget)
@@ -194,6 +202,11 @@ class AsyncEngine:
             by_call.setdefault(call, []).append(generation)
         for call, generations in by_call.items():
             call.reply(generations)
+
+    def _sleep(self, level: int) -> None:
+        if self._calls:
+            raise EngineError(f"{self._name} can't sleep: {len(self._calls)} requests run")
+        self._core.sleep(level)
 
     def _abort_all(self) -> None:
         self._deliver(self._core.abort(list(self._calls)))

@@ -43,7 +43,13 @@ class EngineCore(Protocol):
         """End these requests with their partial output."""
         ...
 
-    def load_weights(self, weights: WeightsFile) -> PublishReport: ...
+    def load_weights(self, weights: WeightsFile) -> PublishReport:
+        """Replace the weights; an engine that sleeps wakes up."""
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Give up device memory. 1: the cache, and weights move to the host; 2: both are lost."""
+        ...
 
     def forget(self) -> None:
         """Drop every cached prefix."""

@@ -50,6 +50,7 @@ class TransformersCore:
         self._dtype = dtype
         self._threads = threads
         self._model: Any = None
+        self._device = "cpu"
         self._end_tokens: tuple[int, ...] = ()
         self._version = 0
         self._waiting: deque[_Row] = deque()
@@ -62,8 +63,8 @@ class TransformersCore:
         torch.set_num_threads(self._threads)
         with _without_zero3():
             model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = model.eval().requires_grad_(False).to(device)
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = model.eval().requires_grad_(False).to(self._device)
         self._end_tokens = end_token_ids(self._path, model.config)
         return {
             "engine": "transformers",
@@ -123,6 +124,7 @@ class TransformersCore:
     @torch.no_grad()
     def load_weights(self, weights: WeightsFile) -> PublishReport:
         started = time.perf_counter()
+        self._model.to(self._device)
         with open_weights(weights) as tensors:
             _copy_weights(self._model, tensors, partial=weights.partial)
         for _, _, stretches in self._waiting:
@@ -136,6 +138,10 @@ class TransformersCore:
             bytes=weights.bytes,
             checksum=weights.checksum,
         )
+
+    def sleep(self, level: int) -> None:
+        """Move the weights to the host, whatever the level: copies are what is loaded into."""
+        self._model.to("cpu")
 
     def forget(self) -> None:
         """Nothing outlives a batch here."""

@@ -19,8 +19,9 @@ class TransformersEngine(AsyncEngine):
         dtype: str = "auto",
         seed: int = 0,
         threads: int = 1,
+        sleeps: bool = False,
     ) -> None:
-        del seed  # every request brings its own
+        del seed, sleeps  # requests bring their own; it needs no preparation to sleep
         core = TransformersCore(
             model=model,
             max_running=settings.max_running,

@@ -26,6 +26,7 @@ from rlx.core.engine.rollout.vllm_process import (
     shut_down,
     vllm_environment,
 )
+from rlx.core.errors import EngineError
 
 BLOCK = 32
 """Tokens per KV block on CPU. vLLM's default of 128 shares no prefix of a short prompt."""
@@ -52,6 +53,7 @@ class VllmCore:
         dtype: str,
         seed: int,
         threads: int,
+        sleeps: bool = False,
     ) -> None:
         self._model = model
         self._settings = settings
@@ -59,6 +61,8 @@ class VllmCore:
         self._dtype = dtype
         self._seed = seed
         self._threads = threads
+        self._sleeps = sleeps
+        self._asleep = False
         self._engine: Any = None
         self._end_tokens: tuple[int, ...] = ()
         self._vocabulary = 0
@@ -115,7 +119,11 @@ class VllmCore:
             "use_tqdm_on_load": False,
         }
         if torch.cuda.is_available():
-            return {**arguments, "gpu_memory_utilization": settings.gpu_memory_utilization}
+            return {
+                **arguments,
+                "gpu_memory_utilization": settings.gpu_memory_utilization,
+                "enable_sleep_mode": self._sleeps,
+            }
         budget = int(settings.kv_cache_gib * 2**30)
         needed = kv_bytes(
             config, dtype=dtype, sequences=settings.max_running, tokens=self._context_length
@@ -131,6 +139,8 @@ class VllmCore:
         }
 
     def check(self, request: GenerateRequest) -> None:
+        if self._asleep:
+            raise EngineError("vllm sleeps until it gets new weights")
         check_request(request, context_length=self._context_length, vocabulary=self._vocabulary)
 
     def add(self, key: Key, request: GenerateRequest) -> None:
@@ -199,7 +209,12 @@ class VllmCore:
 
     def load_weights(self, weights: WeightsFile) -> PublishReport:
         started = time.perf_counter()
+        if self._asleep:
+            self._engine.wake_up(["weights"])
         self._engine.engine_core.collective_rpc("rlx_load_weights", args=(weights,))
+        if self._asleep:
+            self._engine.wake_up(["kv_cache"])
+            self._asleep = False
         self.forget()
         for key, running in self._running.items():
             sampled = self._state(key).detokenizer.num_output_tokens()
@@ -211,6 +226,11 @@ class VllmCore:
             bytes=weights.bytes,
             checksum=weights.checksum,
         )
+
+    def sleep(self, level: int) -> None:
+        if self._sleeps and not self._asleep:
+            self._engine.sleep(level)
+            self._asleep = True
 
     def forget(self) -> None:
         self._engine.reset_prefix_cache(reset_running_requests=True)

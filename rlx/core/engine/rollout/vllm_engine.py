@@ -17,6 +17,7 @@ class VllmEngine(AsyncEngine):
         dtype: of weights and KV cache; `auto` is the checkpoint's.
         seed: of vLLM's own generators; requests bring their own seeds.
         threads: CPU threads.
+        sleeps: it will be asked to give up its GPU's memory (`sleep`).
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class VllmEngine(AsyncEngine):
         dtype: str = "auto",
         seed: int = 0,
         threads: int = 1,
+        sleeps: bool = False,
     ) -> None:
         core = VllmCore(
             model=model,
@@ -36,5 +38,6 @@ class VllmEngine(AsyncEngine):
             dtype=dtype,
             seed=seed,
             threads=threads,
+            sleeps=sleeps,
         )
         super().__init__(core, name="vllm")
