@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from rich.table import Table
 from rlx.cli.checks import checked
 from rlx.cli.options import RunOptions, run_options
 from rlx.cli.output import console, next_step, print_warning
+from rlx.cli.plan_simulation import print_simulation
 from rlx.core import sizes
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
@@ -40,12 +42,32 @@ def plan(
     gpus_per_node: Annotated[
         int, typer.Option("--gpus-per-node", min=1, help="How many of them a node has.")
     ] = 8,
+    simulated: Annotated[
+        bool,
+        typer.Option(
+            "--simulate", help="Predict step time, idle shares and staleness instead of memory."
+        ),
+    ] = False,
+    recorded: Annotated[
+        Path | None,
+        typer.Option("--recorded", metavar="RUN", help="Run that says how long things take."),
+    ] = None,
+    timings: Annotated[
+        Path | None, typer.Option("--timings", metavar="FILE", help="YAML that says it.")
+    ] = None,
+    counts: Annotated[
+        list[str] | None,
+        typer.Option("--counts", metavar="ENGINESxRANKS", help="What to simulate; repeatable."),
+    ] = None,
 ) -> None:
     """Show what `rlx train` would do with the same options: batches, processes, memory.
 
     A run that can't fit is refused, with what would.
     """
     settings = options.settings()
+    if simulated:
+        print_simulation(settings.config, recorded=recorded, timings=timings, counts=counts or ())
+        return
     work = checked(settings, resume=False, elsewhere=gpus is not None)
     work.plugins.control("rlx_configure", config=settings.config)
     machine = this_machine()
