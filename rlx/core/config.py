@@ -29,6 +29,7 @@ from rlx.core.config_data import (
     OfflineConfig,
     SourceConfig,
 )
+from rlx.core.config_faults import FaultsConfig
 from rlx.core.config_learner import (
     AlgorithmConfig,
     CriticConfig,
@@ -51,6 +52,7 @@ __all__ = [
     "DataConfig",
     "EpisodePolicy",
     "EvalConfig",
+    "FaultsConfig",
     "GenerateConfig",
     "KLConfig",
     "LearnerConfig",
@@ -146,6 +148,7 @@ class RunConfig(Part):
     episode: EpisodePolicy = EpisodePolicy()
     runtime: RuntimeConfig = RuntimeConfig()
     placement: PlacementConfig = PlacementConfig()
+    faults: FaultsConfig = FaultsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     plugins: PluginsConfig = PluginsConfig()

@@ -52,6 +52,40 @@ class EngineError(RlxError):
     """A worker, an engine or a library below rlx failed."""
 
 
+class WorkerLostError(EngineError):
+    """A worker's process died, hangs, or can't go on.
+
+    Args:
+        worker: its name.
+        what: what became of it, for example "died during 'update'".
+        hung: it still exists, but does not get on.
+    """
+
+    def __init__(self, worker: str, what: str, *, hung: bool = False) -> None:
+        super().__init__(worker, what, hung)
+        self.worker = worker
+        self.what = what
+        self.hung = hung
+
+    def __str__(self) -> str:
+        return f"the worker '{self.worker}' {self.what}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_lost, (self.worker, self.what, self.hung), self.__dict__
+
+
+class DivergedError(RlxError):
+    """A metric was beyond its bound (`faults.bounds`) for too many steps.
+
+    Args:
+        last_good: the last step before the first of them.
+    """
+
+    def __init__(self, message: str, *, last_good: int) -> None:
+        super().__init__(message)
+        self.last_good = last_good
+
+
 class NonFiniteError(ComponentError, EngineError):
     """A log-prob, value, loss, gradient or advantage is NaN or infinite; no weight was changed.
 
@@ -82,6 +116,10 @@ def _rebuild_usage_error(
     cls: type[UsageError], what: str, where: str | None, fix: str | None
 ) -> UsageError:
     return cls(what, where=where, fix=fix)
+
+
+def _rebuild_lost(worker: str, what: str, hung: bool) -> WorkerLostError:
+    return WorkerLostError(worker, what, hung=hung)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

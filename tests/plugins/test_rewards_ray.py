@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.core.config import RewardPolicy, RuntimeConfig
+from rlx.core.config import FaultsConfig, RewardPolicy, RuntimeConfig
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import RayRuntime, RayWorker, WorkerSpec
 from rlx.core.plugins import PluginSystem
@@ -63,7 +63,11 @@ async def score_groups(folder: Path) -> tuple[list[list[Rollout] | None], dict[s
         )
         for number in range(policy.workers)
     ]
-    runtime = RayRuntime(RuntimeConfig(), logs=folder, workers=len(specs))
+    faults = FaultsConfig(heartbeat=0.5, answer_timeout=3.0)
+    stacks = folder / "stacks"
+    runtime = RayRuntime(
+        RuntimeConfig(), logs=folder, workers=len(specs), faults=faults, stacks=stacks
+    )
     await asyncio.to_thread(runtime.connect)
     running: list[RayWorker] = []
 
@@ -93,13 +97,11 @@ async def score_groups(folder: Path) -> tuple[list[list[Rollout] | None], dict[s
         await runtime.close()
 
 
-def test_only_groups_that_take_their_process_down_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlx.core.engine.rewards._PING_EVERY", 0.5)
-    monkeypatch.setattr("rlx.core.engine.rewards._GRACE", 1.0)
+def test_only_groups_that_take_their_process_down_are_lost(tmp_path: Path) -> None:
     scored, metrics = asyncio.run(score_groups(tmp_path))
     rewards = [None if g is None else [rollout.reward for rollout in g] for g in scored]
     assert rewards == [[1.0, 2.0], None, [3.0, 1.0], None, [4.0, 2.0]]
     assert metrics["reward/dropped_groups"] == 2.0
     assert metrics["reward/workers_replaced"] >= 4.0
+    stacks = "".join(path.read_text() for path in tmp_path.glob("stacks/*/rewards-*.txt"))
+    assert "in length" in stacks, "the stacks name the reward that hangs"

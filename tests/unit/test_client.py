@@ -10,7 +10,7 @@ import pytest
 
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.interfaces import GenerateRequest, Generation, Sampling
-from rlx.core.errors import EngineError
+from rlx.core.errors import EngineError, WorkerLostError
 
 SAMPLING = Sampling(max_new_tokens=4)
 
@@ -140,3 +140,110 @@ def test_engine_error_reaches_every_caller():
 def test_unanswered_request_is_an_error():
     with pytest.raises(EngineError, match="1 requests unanswered"):
         asyncio.run(ask(RolloutClient(ScriptedWorker(forget=True)), [1]))
+
+
+class MortalWorker(ScriptedWorker):
+    """Dies after some answers; what it is told and asked is noted."""
+
+    def __init__(self, answers: int = 1_000, *, dies_loading: bool = False) -> None:
+        super().__init__()
+        self.answers = answers
+        self.dies_loading = dies_loading
+        self.loaded: list[object] = []
+
+    async def stream(self, method: str, requests: Sequence[GenerateRequest]) -> AsyncIterator:
+        self.calls.append(list(requests))
+        for request in requests:
+            await asyncio.sleep(0)
+            if not self.answers:
+                raise WorkerLostError(self.name, "died during 'generate'")
+            self.answers -= 1
+            yield [answer(request)]
+
+    async def call(self, method: str, *args: object) -> object:
+        if method == "load_weights":
+            self.loaded.append(*args)
+            if self.dies_loading:
+                raise WorkerLostError(self.name, "died during 'load_weights'")
+        return "report"
+
+
+def replaced_by(*workers: MortalWorker) -> tuple[RolloutClient, list[MortalWorker]]:
+    """A client of the first worker; the others take its place, one after the other."""
+    spare = list(workers[1:])
+
+    async def renew(lost: WorkerLostError) -> MortalWorker:
+        if not spare:
+            raise EngineError(f"{lost}, once too often")
+        await asyncio.sleep(0.01)
+        return spare.pop(0)
+
+    return RolloutClient(workers[0], renew=renew), spare
+
+
+def test_only_unanswered_requests_are_made_of_the_new_engine_with_their_own_seeds():
+    dying, fresh = MortalWorker(answers=3), MortalWorker()
+
+    async def run() -> None:
+        client, _ = replaced_by(dying, fresh)
+        assert await ask(client, range(10)) == list(range(10))
+
+    asyncio.run(run())
+    assert [[request.seed for request in call] for call in fresh.calls] == [list(range(3, 10))]
+
+
+def test_new_engine_has_the_published_weights_before_it_is_asked():
+    dying, fresh = MortalWorker(answers=0), MortalWorker()
+
+    async def run() -> None:
+        client, _ = replaced_by(dying, fresh)
+        await client.load_weights("version 7")
+        waiting = asyncio.create_task(ask(client, [1]))
+        await asyncio.sleep(0.005)
+        assert await ask(client, [2]) == [2], "what is asked meanwhile waits too"
+        assert await waiting == [1]
+
+    asyncio.run(run())
+    assert dying.loaded == fresh.loaded == ["version 7"]
+
+
+def test_engine_that_dies_of_new_weights_is_replaced_by_one_that_has_them():
+    dying, also_dying = MortalWorker(dies_loading=True), MortalWorker(dies_loading=True)
+    fresh = MortalWorker()
+
+    async def run() -> object:
+        client, _ = replaced_by(dying, also_dying, fresh)
+        return await client.load_weights("version 8")
+
+    assert asyncio.run(run()) == "report"
+    assert fresh.loaded == ["version 8"]
+
+
+def test_callers_learn_when_no_engine_can_take_the_place():
+    async def outcomes() -> list[BaseException]:
+        client, _ = replaced_by(MortalWorker(answers=1), MortalWorker(answers=0))
+        return await asyncio.gather(
+            *(client.generate([1], SAMPLING, seed) for seed in range(3)), return_exceptions=True
+        )
+
+    first, *others = asyncio.run(outcomes())
+    assert isinstance(first, Generation)
+    message = "the worker 'engine' died during 'generate', once too often"
+    assert [str(error) for error in others] == [message] * 2
+
+
+def test_calls_that_fail_together_replace_the_engine_once():
+    dying, fresh = MortalWorker(answers=0), MortalWorker()
+
+    async def run() -> list[MortalWorker]:
+        client, spare = replaced_by(dying, fresh, MortalWorker())
+        first = asyncio.create_task(ask(client, [1]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second = asyncio.create_task(ask(client, [2]))
+        assert await first == [1]
+        assert await second == [2]
+        return spare
+
+    assert len(asyncio.run(run())) == 1

@@ -499,33 +499,6 @@ def test_death_of_a_worker_ends_the_run_without_a_replacement(functions: Any) ->
         score(runner, group("deadly"))
 
 
-def test_worker_that_stops_answering_is_replaced(
-    functions: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlx.core.engine.rewards._PING_EVERY", 0.05)
-    monkeypatch.setattr("rlx.core.engine.rewards._GRACE", 0.0)
-    runner, replaced = mortal_runner()
-    runner._policy = runner._policy.model_copy(update={"timeout": 0.1})
-
-    class Silent:
-        async def call(self, method: str, *args: Any) -> Any:
-            await asyncio.sleep(60)
-
-    runner._workers[0] = Silent()
-    scored = score(runner, group("aa"))
-    assert [r.reward for r in scored or []] == [2.0]
-    assert replaced == [0]
-
-
-def test_slow_call_of_a_living_worker_is_waited_for(
-    functions: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlx.core.engine.rewards._PING_EVERY", 0.01)
-    monkeypatch.setattr("rlx.core.engine.rewards._GRACE", 0.0)
-    scored = score(make_runner("slow", concurrency=1), group(*"abcdef"))
-    assert scored is not None
-
-
 def test_retries_back_off_until_the_call_succeeds(functions: Any) -> None:
     scored = score(make_runner("flaky", retries=2), group("a"))
     assert scored is not None

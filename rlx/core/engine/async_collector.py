@@ -119,6 +119,16 @@ class AsyncCollector:
         self._version = version
         self._fill()
 
+    async def restart(self, step: int) -> None:
+        """Give up what is under way and what waits: it was sampled by weights that are no more."""
+        self._failure = None
+        await self.close()
+        self._ready.clear()
+        self._again.clear()
+        self._tried = 0
+        self._version = step
+        self._collected = step * self._wanted
+
     async def close(self) -> None:
         """Give up what is under way."""
         jobs = list(self._running)

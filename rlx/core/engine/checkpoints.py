@@ -72,10 +72,11 @@ async def save_checkpoint(
     return final
 
 
-def latest_checkpoint(root: Path) -> Path | None:
-    """The newest whole checkpoint under `root`; damaged ones are passed over."""
+def latest_checkpoint(root: Path, *, at_most: int | None = None) -> Path | None:
+    """The newest whole checkpoint under `root`, of step `at_most` or before; damaged ones are
+    passed over."""
     for folder in sorted(checkpoints(root), reverse=True):
-        if not damage(folder):
+        if (at_most is None or step_of(folder) <= at_most) and not damage(folder):
             return folder
     return None
 

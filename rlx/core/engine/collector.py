@@ -55,6 +55,10 @@ class Collection(Protocol):
         """The engine has the weights of another policy version."""
         ...
 
+    async def restart(self, step: int) -> None:
+        """Give up what is under way; go on with other tasks, as after `step` steps."""
+        ...
+
     async def close(self) -> None:
         """Give up what is under way."""
         ...
@@ -215,6 +219,9 @@ class Collector:
 
     def advance(self, version: int) -> None:
         """Nothing to do: no group starts before it is asked for."""
+
+    async def restart(self, step: int) -> None:
+        """Nothing to do: the next groups are other ones anyway."""
 
     async def close(self) -> None:
         """Nothing to do: no group outlives `collect`."""

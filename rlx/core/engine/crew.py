@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlx.core.config import RunConfig
+from rlx.core.engine.client import Renew
+from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import (
     InlineRuntime,
@@ -18,6 +20,7 @@ from rlx.core.engine.runtime import (
     WorkerHooks,
     WorkerSpec,
 )
+from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef
 from rlx.core.shipping import shipped_modules
@@ -55,24 +58,28 @@ class Crew:
         self._config = config
         self._selection = selection
         self._logs = folder / "logs"
+        self._stacks = folder / "stacks"
         self._hooks = WorkerHooks(refs=plugins.worker_hooks(), run_folder=str(folder))
         self._status = status
         self._runtime: Runtime | None = None
         self._specs: dict[str, WorkerSpec] = {}
+        self._running: dict[str, Worker] = {}
+        self.faults = FaultLedger(folder, status)
         self.facts: dict[str, Any] = {}
         """What each worker said of itself when it started."""
 
     async def start(self, specs: Sequence[WorkerSpec]) -> dict[str, Worker]:
         """Start all workers and return them by name."""
         specs = [dataclasses.replace(spec, hooks=self._hooks) for spec in specs]
-        self._runtime = runtime = await self._open_runtime(len(specs))
+        if self._runtime is None:
+            self._runtime = await self._open_runtime(len(specs))
+        runtime = self._runtime
         specs = await runtime.seat(specs)
         self._specs = {spec.name: spec for spec in specs}
         waiting = {spec.name for spec in specs}
 
         async def start(spec: WorkerSpec) -> Worker:
-            worker = await runtime.start(spec)
-            self.facts[spec.name] = await worker.call("start")
+            worker = await self._start(runtime, spec)
             waiting.discard(spec.name)
             if waiting:
                 self._status("starting " + ", ".join(sorted(waiting)))
@@ -93,25 +100,82 @@ class Crew:
         """The specs as they were started, with what their place added."""
         return [self._specs[spec.name] for spec in specs]
 
+    async def _start(self, runtime: Runtime, spec: WorkerSpec) -> Worker:
+        self._running[spec.name] = worker = await runtime.start(spec)
+        limit = self._config.faults.start_timeout
+        try:
+            async with asyncio.timeout(None if self._inline else limit):
+                self.facts[spec.name] = await worker.call("start")
+        except TimeoutError:
+            raise WorkerLostError(
+                spec.name, f"has not started within {limit:g} s (faults.start_timeout)", hung=True
+            ) from None
+        return worker
+
     def reward_runner(
         self, specs: Sequence[WorkerSpec], started: Mapping[str, Worker]
     ) -> RewardRunner:
         """The rewards, with new workers for those that hang or die."""
-        running = [started[spec.name] for spec in specs]
+        names = [spec.name for spec in specs]
 
         async def replace(number: int) -> Worker:
-            assert self._runtime is not None
-            await self._runtime.end(running[number])
-            running[number] = await self._runtime.start(self._specs[specs[number].name])
-            await running[number].call("start")
-            return running[number]
+            lost = WorkerLostError(names[number], "died or hangs")
+            limit = self._config.faults.reward_restarts
+            return await self._renew(lost, "reward_restarts", limit=limit)
 
         return RewardRunner(
-            list(running), self._selection.rewards, self._config.reward, replace=replace
+            [started[name] for name in names],
+            self._selection.rewards,
+            self._config.reward,
+            replace=replace,
         )
 
+    def engine_renewal(self) -> Renew | None:
+        """How a rollout engine that is lost is started anew; None: it isn't."""
+        limit = self._config.faults.engine_restarts
+        if self._inline or not limit:
+            return None
+
+        async def renew(lost: WorkerLostError) -> Worker:
+            return await self._renew(lost, "engine_restarts", limit=limit)
+
+        return renew
+
+    async def _renew(self, lost: WorkerLostError, kind: str, *, limit: int) -> Worker:
+        """A new worker in the place of one that is lost.
+
+        Raises:
+            EngineError: that happened more often since the last new step than `faults.<kind>` says.
+        """
+        assert self._runtime is not None
+        while True:
+            name = lost.worker
+            if not self.faults.allows(kind, limit):
+                raise EngineError(
+                    f"{self.faults.where}: {lost}; workers like it were started anew {limit} times "
+                    f"since the last finished step, and that is the limit (faults.{kind}); what it "
+                    f"said last is in {self._logs / name}.log"
+                ) from lost
+            self.faults.note(kind, cause=str(lost), action="starting it anew", worker=name)
+            if (running := self._running.pop(name, None)) is not None:
+                await self._runtime.end(running)
+            try:
+                return await self._start(self._runtime, self._specs[name])
+            except WorkerLostError as error:
+                lost = error
+
+    @property
+    def _inline(self) -> bool:
+        return self._config.runtime.kind == "inline"
+
+    async def end_all(self) -> None:
+        """End every worker; all can be started again then."""
+        self._running.clear()
+        if self._runtime is not None:
+            await self._runtime.end_all()
+
     async def close(self) -> None:
-        """End every worker."""
+        """End every worker and what they live in."""
         if self._runtime is not None:
             await self._runtime.close()
 
@@ -119,7 +183,7 @@ class Crew:
         return [str(path) for path in shipped_modules(self._hooks.refs)]
 
     async def _open_runtime(self, count: int) -> Runtime:
-        if self._config.runtime.kind == "inline":
+        if self._inline:
             return InlineRuntime()
         self._status("starting Ray")
         runtime = RayRuntime(
@@ -128,6 +192,8 @@ class Crew:
             workers=count,
             placement=self._config.placement,
             modules=sorted({*self._selection.shipped_modules(), *self._shipped_hooks()}),
+            faults=self._config.faults,
+            stacks=self._stacks,
         )
         await asyncio.to_thread(runtime.connect)
         return runtime

@@ -22,6 +22,10 @@ class Critic:
         self._group = group
         self._settings = settings
 
+    def has(self, worker: str) -> bool:
+        """Whether a worker of that name is one of the ranks."""
+        return self._group.has(worker)
+
     async def score(self, batch: TrainBatch) -> TrainBatch:
         """The batch with `values` [N] under the current weights."""
         return dataclasses.replace(batch, values=await self._group.score(batch))

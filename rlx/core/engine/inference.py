@@ -143,7 +143,9 @@ async def _start(
         dtype=dtype if config.rollout.dtype == "auto" else config.rollout.dtype,
     )
     started = await crew.start([*engine_specs, *reward_specs])
-    engines = workers.rollout_engines(config, crew.settled(engine_specs), started)
+    engines = workers.rollout_engines(
+        config, crew.settled(engine_specs), started, renew=crew.engine_renewal()
+    )
     return engines, crew.reward_runner(reward_specs, started)
 
 

@@ -12,6 +12,7 @@ from rlx.core.config import LearnerConfig
 from rlx.core.engine.batches import balanced_shares, take
 from rlx.core.engine.interfaces import UpdateResult, WeightsFile
 from rlx.core.engine.runtime import Worker
+from rlx.core.engine.together import together
 from rlx.core.flat import ragged_indices
 from rlx.core.rollouts import TrainBatch
 
@@ -24,6 +25,10 @@ class LearnerGroup:
         self._settings = settings
         self._seed = seed
 
+    def has(self, worker: str) -> bool:
+        """Whether a worker of that name is one of the ranks."""
+        return any(one.name == worker for one in self._workers)
+
     async def start(self) -> Mapping[str, Any]:
         return (await self._all("start"))[0]
 
@@ -34,11 +39,9 @@ class LearnerGroup:
             options: what else the learner's `score` takes (`entropy`, the policy's).
         """
         shares = balanced_shares(batch.rollout_lengths, len(self._workers))
-        parts = await asyncio.gather(
-            *(
-                worker.call("score", take(batch, share), **options)
-                for worker, share in zip(self._workers, shares, strict=True)
-            )
+        parts = await together(
+            worker.call("score", take(batch, share), **options)
+            for worker, share in zip(self._workers, shares, strict=True)
         )
         return _join(batch, shares, parts)
 
@@ -51,13 +54,11 @@ class LearnerGroup:
             options: what else the learner's `update` takes (`kl_coef`, the policy's).
         """
         plan = self._plan(batch, step)
-        results = await asyncio.gather(
-            *(
-                worker.call(
-                    "update", [take(batch, share[rank]) for share in plan], step=step, **options
-                )
-                for rank, worker in enumerate(self._workers)
+        results = await together(
+            worker.call(
+                "update", [take(batch, share[rank]) for share in plan], step=step, **options
             )
+            for rank, worker in enumerate(self._workers)
         )
         if any(result is None for result in results):
             return None
@@ -105,9 +106,7 @@ class LearnerGroup:
         await self._all("stop")
 
     async def _all(self, method: str, *args: Any, **options: Any) -> list[Any]:
-        return await asyncio.gather(
-            *(worker.call(method, *args, **options) for worker in self._workers)
-        )
+        return await together(worker.call(method, *args, **options) for worker in self._workers)
 
 
 class StartingWeights:

@@ -11,6 +11,7 @@ import numpy as np
 from rlx.core.engine.batches import balanced_shares
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.runtime import Worker
+from rlx.core.engine.together import together
 from rlx.core.offline.rows import RowBatch
 
 
@@ -83,14 +84,10 @@ class ObjectiveGroup:
     ) -> list[Any]:
         """Call every rank with arguments of its own."""
         own = options or [{} for _ in calls]
-        return await asyncio.gather(
-            *(
-                worker.call(method, *arguments, **mine, **common)
-                for worker, arguments, mine in zip(self._workers, calls, own, strict=True)
-            )
+        return await together(
+            worker.call(method, *arguments, **mine, **common)
+            for worker, arguments, mine in zip(self._workers, calls, own, strict=True)
         )
 
     async def _all(self, method: str, *args: Any, **options: Any) -> list[Any]:
-        return await asyncio.gather(
-            *(worker.call(method, *args, **options) for worker in self._workers)
-        )
+        return await together(worker.call(method, *args, **options) for worker in self._workers)

@@ -1,7 +1,11 @@
-"""Gives a learner's new weights to the rollout engines: a safetensors file in shared memory."""
+"""Gives a learner's new weights to the rollout engines: a safetensors file in shared memory.
+
+The file stays until the next one is taken, for an engine that has to be started anew.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -18,24 +22,35 @@ _PREFIX = "rlx-weights-"
 
 
 class Publisher:
-    """Writes, hands over, compares checksums, removes. One host; the file never touches a disk."""
+    """Writes, hands over, compares checksums, removes. One host; the file never touches a disk.
 
-    def __init__(self) -> None:
+    Args:
+        keep: leave the weights published last where they are.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
         root = shared_memory_root()
         remove_stale(root)
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+        self._numbers = itertools.count()  # a version may be published again, after a rollback
+        self._keep = keep
+        self._kept: Path | None = None
         self._metrics: dict[str, float] = {}
 
     async def publish(
         self, learner: LearnerGroup, engines: RolloutEngines, *, version: int
     ) -> None:
         """Replace the engines' weights by the learner's; raises `EngineError` when they differ."""
-        path = self._folder / f"policy-{version}.safetensors"
+        path = self._folder / f"policy-{version}-{next(self._numbers)}.safetensors"
         try:
             written = await learner.write_weights(str(path), version)
             reports = await engines.load_weights(written)
-        finally:
+        except BaseException:
             path.unlink(missing_ok=True)
+            raise
+        old, self._kept = (self._kept, path) if self._keep else (path, None)
+        if old is not None:
+            old.unlink(missing_ok=True)
         for number, report in enumerate(reports):
             if report.checksum != written.checksum:
                 raise EngineError(

@@ -95,6 +95,10 @@ class Replay:
     def advance(self, version: int) -> None:
         """Nothing to do: the rollouts were made long ago."""
 
+    async def restart(self, step: int) -> None:
+        """Go on after `step` recorded steps."""
+        self._done = step
+
     async def close(self) -> None:
         """Nothing is under way."""
 

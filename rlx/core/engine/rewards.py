@@ -20,11 +20,6 @@ from rlx.core.rollouts import Rollout
 
 __all__ = ["Handle", "Replace", "RewardRunner", "RewardWorker"]
 
-_PING_EVERY = 5.0
-"""Seconds of a running call after which the driver asks whether the worker still lives."""
-_GRACE = 30.0
-"""Seconds beyond the calls' time-out after which a worker that doesn't answer counts as dead."""
-
 
 class Handle(Protocol):
     """A worker in whichever process it lives."""
@@ -129,7 +124,12 @@ class RewardRunner:
         saved = state["workers"]
         for index, worker in enumerate(self._workers):
             self._remembered[index] = saved[index] if index < len(saved) else saved[0]
-            await worker.call("load_state_dict", self._remembered[index])
+            try:
+                await worker.call("load_state_dict", self._remembered[index])
+            except EngineError:
+                if self._replace is None:
+                    raise
+                await self._renew(index, worker)
 
     async def close(self) -> None:
         """Give up what is still running."""
@@ -179,7 +179,8 @@ class RewardRunner:
         that is alive at its start, so that only the group that kills workers fails."""
         worker = self._workers[index]
         try:
-            flat = await self._watched(worker, [sample for group in groups for sample in group])
+            samples = [sample for group in groups for sample in group]
+            flat = await worker.call("score", samples)
         except EngineError as error:
             if self._replace is None:
                 raise
@@ -194,31 +195,12 @@ class RewardRunner:
         rows = iter(flat)
         return [[next(rows) for _ in group] for group in groups]
 
-    async def _watched(
-        self, worker: Handle, samples: list[RewardInputs]
-    ) -> list[list[RewardReply]]:
-        """Call `score`; raises `EngineError` when the worker stops answering.
-
-        A call in C code that keeps the interpreter lock (a regular expression that backtracks
-        without end) stops the worker's own time-outs as well, so the driver has to notice.
-        """
-        call = asyncio.ensure_future(worker.call("score", samples))
-        patience = self._policy.timeout + _GRACE
-        try:
-            while not (await asyncio.wait({call}, timeout=_PING_EVERY))[0]:
-                try:
-                    await asyncio.wait_for(worker.call("stuck"), patience)
-                except TimeoutError:
-                    raise EngineError(
-                        f"a reward worker has not answered for {patience:g} s: a reward keeps its "
-                        f"process busy in a way that Python can't interrupt"
-                    ) from None
-            return await call
-        finally:
-            call.cancel()
-
     async def _renew_if_stuck(self, index: int, worker: Handle) -> None:
-        if await worker.call("stuck") >= self._policy.concurrency:
+        try:
+            stuck = await worker.call("stuck")
+        except EngineError:  # it was lost after it had answered
+            stuck = self._policy.concurrency
+        if stuck >= self._policy.concurrency:
             await self._renew(index, worker)
 
     async def _renew(self, index: int, dead: Handle) -> None:

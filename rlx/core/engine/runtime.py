@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import sys
+import time
 import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlx.core.config import PlacementConfig, RuntimeConfig
+from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
+from rlx.core.engine.pulse import beat, beats
+from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
+from rlx.core.engine.stacks import Seat, Suspect, dump_stacks, own_seat, write_stacks_on_signal
+from rlx.core.engine.watch import Patience, Watch
 from rlx.core.errors import EngineError, UsageError
 from rlx.core.hook_types import WorkerContext
 from rlx.core.worker_hooks import HookRef, call_in_worker
@@ -69,6 +74,10 @@ class WorkerSpec:
     rank: int = 0
     world: int = 1
     hooks: WorkerHooks | None = None
+    answer_timeout: float | None = None
+    """Seconds, in the place of `faults.answer_timeout`."""
+    progress_timeout: float | None = None
+    """Seconds, in the place of `faults.progress_timeout`."""
 
 
 class Worker(Protocol):
@@ -100,8 +109,12 @@ class Runtime(Protocol):
         """End one worker, whatever it is doing."""
         ...
 
+    async def end_all(self) -> None:
+        """End every worker that this runtime started; others can be started then."""
+        ...
+
     async def close(self) -> None:
-        """End every worker that this runtime started."""
+        """End every worker and what they live in."""
         ...
 
 
@@ -129,7 +142,10 @@ class WorkerHost:
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        try:
+            return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        finally:
+            beat()
 
     def stream(self, worker: str, method: str, args: Sequence[Any]) -> AsyncIterator[Any]:
         return getattr(self._objects[worker], method)(*args)
@@ -194,10 +210,13 @@ class InlineRuntime:
         worker.close()
         self._workers.remove(worker)
 
-    async def close(self) -> None:
+    async def end_all(self) -> None:
         for worker in reversed(self._workers):
             worker.close()
         self._workers.clear()
+
+    async def close(self) -> None:
+        await self.end_all()
 
 
 class ActorHost(WorkerHost):
@@ -205,6 +224,7 @@ class ActorHost(WorkerHost):
 
     def __init__(self, name: str, log_path: str | None) -> None:
         _redirect_output(log_path)
+        write_stacks_on_signal()
         super().__init__(name)
 
     async def call(
@@ -223,6 +243,14 @@ class ActorHost(WorkerHost):
 
     async def now(self, worker: str, method: str, args: Sequence[Any]) -> Any:
         return super().now(worker, method, args)
+
+    async def pulse(self) -> int:
+        """How far the process has got."""
+        return beats()
+
+    async def seat(self) -> Seat:
+        """Where the process is."""
+        return own_seat()
 
 
 def _redirect_output(log_path: str | None) -> None:
@@ -246,53 +274,6 @@ async def _picklable_errors(awaitable: Any) -> Any:
         raise
 
 
-class RayWorker:
-    """A worker in a Ray actor."""
-
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name = name
-        self.actor = actor
-
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self._await(self.actor.call.remote(self.name, method, args, kwargs), method)
-
-    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        stream = self.actor.stream.options(num_returns="streaming")
-        references = stream.remote(self.name, method, args)
-        async for reference in references:
-            yield await self._await(reference, method)
-
-    async def now(self, method: str, *args: Any) -> Any:
-        return await self._await(self.actor.now.remote(self.name, method, args), method)
-
-    async def _await(self, reference: Any, method: str) -> Any:
-        from ray.exceptions import RayActorError, RayTaskError
-
-        try:
-            return await reference
-        except RayTaskError as error:
-            raise _original(error) from None
-        except RayActorError as error:
-            raise EngineError(
-                f"the worker '{self.name}' died during '{method}': {_first_line(error)}"
-            ) from error
-
-
-def _original(error: Any) -> BaseException:
-    """The exception that the worker raised, with its remote traceback as a note."""
-    cause = getattr(error, "cause", None)
-    if not isinstance(cause, Exception):
-        return EngineError(str(error))
-    remote = "In the worker process:\n" + str(getattr(error, "traceback_str", error))
-    if not any("In the worker process" in note for note in getattr(cause, "__notes__", ())):
-        cause.add_note(remote)
-    return cause
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
-
-
 class RayRuntime:
     """Starts a private Ray on this machine, or joins a running one."""
 
@@ -304,8 +285,13 @@ class RayRuntime:
         workers: int,
         modules: Sequence[str] = (),
         placement: PlacementConfig = PlacementConfig(),
+        faults: FaultsConfig = FaultsConfig(),
+        stacks: Path | None = None,
     ) -> None:
+        """`stacks`: folder for the stacks of all workers, when one of them hangs."""
         self._settings = settings
+        self._faults = faults
+        self._stacks = stacks
         self._logs = logs
         self._slots = workers
         self._modules = list(modules)
@@ -346,7 +332,7 @@ class RayRuntime:
                 ray.init(address=address, runtime_env=remote_env, log_to_driver=False)
             except ConnectionError as error:
                 raise UsageError(
-                    f"there is no Ray cluster at {address}: {_first_line(error)}",
+                    f"there is no Ray cluster at {address}: {first_line(error)}",
                     where="runtime.ray_address" if self._settings.ray_address else "RAY_ADDRESS",
                     fix="`ray start --head` first, or leave the address out for a Ray of the run's "
                     "own",
@@ -370,10 +356,59 @@ class RayRuntime:
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
         neighbour = _neighbour(self._workers, spec)
-        worker = RayWorker(spec.name, neighbour.actor if neighbour else self._actor(spec))
+        process = neighbour.process if neighbour else self._process(spec)
+        worker = RayWorker(spec.name, process)
         self._workers.append(worker)
-        await worker._await(worker.actor.construct.remote(spec), "start")
+        try:
+            if neighbour is None:
+                await self._located(worker)
+            await worker.answer(process.actor.construct.remote(spec), "start")
+        except BaseException:
+            worker.process.kill()
+            raise
         return worker
+
+    async def _located(self, worker: RayWorker) -> None:
+        limit = self._faults.start_timeout
+        try:
+            await asyncio.wait_for(worker.answer(worker.process.locate(), "start"), limit)
+        except TimeoutError:
+            raise EngineError(
+                f"Ray has found no place for the worker '{worker.name}' for {limit:g} s "
+                "(faults.start_timeout): `ray status` says what the cluster has and what it lacks"
+            ) from None
+
+    def _process(self, spec: WorkerSpec) -> RayProcess:
+        faults = self._faults
+        actor = self._actor(spec)
+        patience = Patience(
+            every=faults.heartbeat,
+            answer=spec.answer_timeout or faults.answer_timeout,
+            progress=spec.progress_timeout or faults.progress_timeout,
+        )
+
+        async def report(why: str) -> str:
+            return await self._report(spec.name, why)
+
+        return RayProcess(actor, Watch(actor.pulse.remote, patience, report))
+
+    async def _report(self, name: str, why: str) -> str:
+        """Write down where all workers are, because one hangs; returns where that is."""
+        if self._stacks is None:
+            return ""
+        folder = self._stacks / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        suspects = {
+            worker.process: Suspect(
+                name=worker.name,
+                seat=worker.process.seat,
+                doing=sorted(set(worker.process.watch.running.values())),
+                log=self._logs / f"{worker.name}.log" if self._logs else None,
+            )
+            for worker in reversed(self._workers)
+            if worker.process.seat is not None
+        }
+        await dump_stacks(folder, list(suspects.values()))
+        return f"; the stacks of all workers are in {folder}"
 
     def _actor(self, spec: WorkerSpec) -> Any:
         import ray
@@ -389,17 +424,22 @@ class RayRuntime:
         ).remote(spec.name, log)
 
     async def end(self, worker: RayWorker) -> None:
-        import ray
-
-        ray.kill(worker.actor)
+        worker.process.kill()
         self._workers.remove(worker)
+        await worker.process.gone()
+
+    async def end_all(self) -> None:
+        """End every worker; others can be started then."""
+        processes = {worker.process for worker in self._workers}
+        for worker in reversed(self._workers):
+            worker.process.kill()
+        self._workers.clear()
+        await asyncio.gather(*(process.gone() for process in processes))
 
     async def close(self) -> None:
         import ray
 
-        for worker in reversed(self._workers):
-            ray.kill(worker.actor)
-        self._workers.clear()
+        await self.end_all()
         if self._placement is not None:
             self._placement.release()
             self._placement = None

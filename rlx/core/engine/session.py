@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlx.core.config import RunConfig
-from rlx.core.engine.checkpoints import step_of
+from rlx.core.engine.checkpoints import latest_checkpoint, step_of
 from rlx.core.engine.crew import Crew, Selected
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.reaper import start_reaper, stop_reaper
 from rlx.core.engine.reporting import Reporter
+from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef
 from rlx.core.run import (
@@ -31,7 +32,8 @@ from rlx.core.run import (
 from rlx.core.settings import dump_yaml
 
 _STOP_SECONDS = 9.0
-"""After this long an interrupted run ends whatever it is waiting for."""
+"""After this long an interrupted run ends whatever it is waiting for, unless it saves its work."""
+_LOOK_EVERY = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,11 @@ class Loop(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def saving(self) -> bool:
+        """Whether it is at what would be lost if it were cut: new weights, or a checkpoint."""
+        ...
 
     def request_stop(self, reason: str) -> None:
         """Ask the loop to end after the last finished step (called from a signal handler)."""
@@ -98,7 +105,7 @@ class Session(ABC):
         self._trainer: Loop | None = None
         self._main: asyncio.Task[Any] | None = None
         self._signal: int | None = None
-        self._deadline: threading.Timer | None = None
+        self._over = threading.Event()
 
     @abstractmethod
     async def _work(self, run: Run) -> str:
@@ -120,7 +127,7 @@ class Session(ABC):
         reaper = start_reaper()
         try:
             self._plugins.notify("rlx_on_run_start", run=run)
-            self._main = asyncio.ensure_future(self._work(run))
+            self._main = asyncio.ensure_future(self._attempts(run))
             reason = await self._main
             return self._result(reason)
         except asyncio.CancelledError:
@@ -135,8 +142,40 @@ class Session(ABC):
             stop_reaper(reaper)
             self._reporter.close(error)
             self._plugins.notify("rlx_on_run_end", run=run, error=error)
-            if self._deadline is not None:
-                self._deadline.cancel()
+            self._over.set()
+
+    async def _attempts(self, run: Run) -> str:
+        """Work; when a worker is lost that only a new start can replace, start anew."""
+        while True:
+            try:
+                return await self._work(run)
+            except WorkerLostError as error:
+                self._checkpoint = self._restart_after(error)
+                self._trainer = None
+            await self._crew.end_all()
+            truncate_metrics(self._folder, self._first_step())
+
+    def _restart_after(self, lost: WorkerLostError) -> Path | None:
+        """The checkpoint to start anew from; raises where the run is to end."""
+        settings, faults = self._config.faults, self._crew.faults
+        found = latest_checkpoint(self._folder / "checkpoints")
+        saved = f"{found.name} is the last whole checkpoint" if found else "there is no checkpoint"
+        cause = f"{faults.where}: {lost}"
+        if self._config.runtime.kind == "inline" or settings.learner == "stop" or self._signal:
+            raise EngineError(
+                f"{cause}; {saved}: the same command with `--resume --output {self._folder}` goes "
+                f"on from there. What the worker said last is in {self._folder / 'logs'}."
+            ) from lost
+        limit = settings.learner_restarts
+        if not faults.allows("learner_restarts", limit):
+            raise EngineError(
+                f"{cause}; starting anew {limit} times did not lead to a new step "
+                f"(faults.learner_restarts); {saved}. What the worker said last is in "
+                f"{self._folder / 'logs'}."
+            ) from lost
+        action = f"starting all workers anew from {found.name if found else 'the beginning'}"
+        faults.note("learner_restarts", cause=str(lost), action=action, worker=lost.worker)
+        return found
 
     def _first_step(self) -> int:
         return step_of(self._checkpoint) if self._checkpoint else 0
@@ -175,13 +214,23 @@ class Session(ABC):
             _end_now(number)
         self._signal = number
         self._reporter.status(f"{_signal_name(number)}: ending after the last finished step")
-        self._deadline = threading.Timer(_STOP_SECONDS, _end_now, (number,))
-        self._deadline.daemon = True
-        self._deadline.start()
+        threading.Thread(target=self._cut_when_late, args=(number,), daemon=True).start()
         if self._trainer is not None:
             self._trainer.request_stop(_signal_name(number))
         elif self._main is not None:
             self._main.cancel()
+
+    def _cut_when_late(self, number: int) -> None:
+        """End at once when an orderly end takes too long. Saving what was learned may take its
+        time; whatever else holds the run up may not."""
+        waited = idle = 0.0
+        while not self._over.wait(_LOOK_EVERY):
+            waited += _LOOK_EVERY
+            trainer = self._trainer
+            saving = trainer is not None and trainer.saving
+            idle = 0.0 if saving else idle + _LOOK_EVERY
+            if idle >= _STOP_SECONDS or waited >= self._config.faults.stop_timeout:
+                _end_now(number)
 
 
 def _signal_name(number: int) -> str:

@@ -77,7 +77,9 @@ class _Session(Session):
         self._plan = plan
 
     async def _work(self, run: Run) -> str:
-        publisher = Publisher() if self._config.replay is None else NoPublisher()
+        config = self._config
+        keep = config.runtime.kind == "ray" and config.faults.engine_restarts > 0
+        publisher = Publisher(keep=keep) if config.replay is None else NoPublisher()
         try:
             return await self._train(run, publisher)
         finally:
@@ -100,15 +102,16 @@ class _Session(Session):
             publisher=publisher,
             reporter=self._reporter,
             plugins=plan.plugins,
+            faults=self._crew.faults,
             needs_old_logprobs=workers.needs_old_logprobs(config, plan.selection.requires),
             reward_weights=parts.rewards.weights,
             decode=plan.tokenizer.decode,
         )
-        if plan.resume and plan.checkpoint is None:
+        if plan.resume and self._checkpoint is None:
             self._reporter.status("no checkpoint was written yet: starting from the beginning")
-        if plan.checkpoint is not None:
-            self._reporter.status(f"resuming from {plan.checkpoint.name}")
-            await trainer.resume(plan.checkpoint)
+        if self._checkpoint is not None:
+            self._reporter.status(f"resuming from {self._checkpoint.name}")
+            await trainer.resume(self._checkpoint)
         elif config.learner.lora.quantization:
             await trainer.publish()  # the engine has not the weights that were rounded to 4 bits
         self._trainer = trainer
@@ -217,7 +220,10 @@ class _Session(Session):
         return [workers.reference_spec(config, model, dtype=plan.dtype)]
 
     def _engines(self, specs: list[WorkerSpec], started: Mapping[str, Worker]) -> RolloutEngines:
-        return workers.rollout_engines(self._config, self._crew.settled(specs), started)
+        crew = self._crew
+        return workers.rollout_engines(
+            self._config, crew.settled(specs), started, renew=crew.engine_renewal()
+        )
 
     def _engine_specs(self) -> list[WorkerSpec]:
         plan, config = self._plan, self._config

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from rlx.core.engine.batches import make_batch
 from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
 from rlx.core.engine.collector import Collected, Collection, unwrap
 from rlx.core.engine.critic import Critic, critic_metrics
+from rlx.core.engine.divergence import DivergenceGuard, checkpoint_to_return_to
 from rlx.core.engine.evaluations import Evaluations
+from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.metrics import merge, rollout_metrics
@@ -28,11 +31,17 @@ from rlx.core.engine.records import Decode, rollout_records
 from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.reward_norm import RunningNorm
 from rlx.core.engine.views import shown_batch, shown_groups
-from rlx.core.errors import RunInterrupted
+from rlx.core.errors import (
+    DivergedError,
+    NonFiniteError,
+    RlxError,
+    RunInterrupted,
+    WorkerLostError,
+)
 from rlx.core.kl import kl_controller
 from rlx.core.plugins import PluginSystem
 from rlx.core.rollouts import TrainBatch
-from rlx.core.run import Run, model_name
+from rlx.core.run import Run, model_name, truncate_metrics
 
 _BEFORE_UPDATE = ("rollout", "score", "advantage")
 _AT_REST = (*_BEFORE_UPDATE, "eval")
@@ -73,6 +82,7 @@ class Trainer:
         publisher: _Publisher,
         reporter: Reporter,
         plugins: PluginSystem,
+        faults: FaultLedger,
         needs_old_logprobs: bool,
         reward_weights: Mapping[str, float],
         decode: Decode,
@@ -98,6 +108,8 @@ class Trainer:
         self._publisher = publisher
         self._reporter = reporter
         self._plugins = plugins
+        self._faults = faults
+        self._guard = DivergenceGuard(config.faults.bounds, steps=config.faults.bound_steps)
         self._needs_old_logprobs = needs_old_logprobs
         self._reward_weights = reward_weights
         self._decode = decode
@@ -108,6 +120,7 @@ class Trainer:
         # the same tasks and seeds.
         self._before_step: dict[str, Any] | None = None
         self._phase = "idle"
+        self._saving = False
         self._times: dict[str, float] = {}
         self._step_task: asyncio.Task[None] | None = None
         self._stop_reason: str | None = None
@@ -119,10 +132,13 @@ class Trainer:
             if self._evaluation_is_due():
                 await self._cancellable(self._evaluate_at_rest())
             while self.step < self._config.steps and self._stop_reason is None:
-                await self._cancellable(self._train_step())
+                try:
+                    await self._cancellable(self._train_step())
+                except (DivergedError, NonFiniteError) as error:
+                    await self._roll_back(error)
         except BaseException as error:
             if self._is_at_rest(error):
-                await self.checkpoint()
+                await self._checkpoint_after(error)
             raise unwrap(error) from None
         else:
             await self.checkpoint()
@@ -134,8 +150,23 @@ class Trainer:
         """Whether the state is still that after the last finished step."""
         if isinstance(error, asyncio.CancelledError):
             return False
+        found = unwrap(error)
+        if isinstance(found, WorkerLostError) and self._trains(found.worker):
+            return False
         kept = self._phase == "update" and not getattr(error, "weights_changed", True)
         return self._phase in _AT_REST or kept
+
+    def _trains(self, worker: str) -> bool:
+        """Whether the worker holds a part of the state that is trained."""
+        critic = self._critic is not None and self._critic.has(worker)
+        return critic or self._learner.has(worker)
+
+    async def _checkpoint_after(self, error: BaseException) -> None:
+        """Save what there is before an error ends the run; a second error must not hide it."""
+        try:
+            await self.checkpoint()
+        except RlxError as failure:
+            warnings.warn(f"the state after step {self.step} is not saved: {failure}", stacklevel=2)
 
     async def _train_step(self) -> None:
         """One training step.
@@ -165,9 +196,17 @@ class Trainer:
             raise RunInterrupted(self._stop_reason or "the update was given up")
         self.step += 1
         self._before_step = None
+        self._faults.finished(self.step)
         with self._timed("publish"):
             await self.publish()
-        numbers = merge(advantages, update.metrics, extra)
+        numbers = merge(
+            rollout_metrics(collected.groups, by_source=bool(self._config.data.sources)),
+            collected.metrics,
+            advantages,
+            update.metrics,
+            extra,
+        )
+        diverged = self._guard.note(self.step, numbers)
         try:
             evaluation = await self._evaluate()
         except BaseException:  # the step itself is done, and is not lost
@@ -178,6 +217,8 @@ class Trainer:
                 await self.checkpoint()
         self._emit(collected, batch, merge(numbers, evaluation), update, started)
         self._phase = "idle"
+        if diverged is not None:
+            raise diverged
 
     def _evaluation_is_due(self) -> bool:
         return self._evaluations is not None and self._evaluations.due(self.step)
@@ -260,9 +301,8 @@ class Trainer:
         if collected.reward_seconds is not None:
             self._times["reward"] = collected.reward_seconds
         metrics = merge(
-            rollout_metrics(collected.groups, by_source=bool(self._config.data.sources)),
-            collected.metrics,
             numbers,
+            self._faults.take_metrics(),
             self._publisher.metrics(),
             {f"time/{name}": value for name, value in self._times.items() if name != "advantage"},
             {
@@ -293,7 +333,7 @@ class Trainer:
     def _checkpoint_is_due(self) -> bool:
         every = self._config.checkpoint.every
         is_regular = bool(every) and self.step % every == 0 and self.step < self._config.steps
-        return is_regular or self._is_best()
+        return (is_regular or self._is_best()) and not self._guard.suspicious
 
     def _is_best(self) -> bool:
         return self._best_step() == self.step
@@ -306,14 +346,18 @@ class Trainer:
         if self._saved_step == self.step:
             return None
         self._reporter.status("writing a checkpoint")
-        path = await save_checkpoint(
-            self._run.checkpoints,
-            self.step,
-            self._before_step or await self._state(),
-            self._write_model,
-            keep=self._config.checkpoint.keep,
-            best=self._best_step(),
-        )
+        self._saving = True
+        try:
+            path = await save_checkpoint(
+                self._run.checkpoints,
+                self.step,
+                self._before_step or await self._state(),
+                self._write_model,
+                keep=self._config.checkpoint.keep,
+                best=self._best_step(),
+            )
+        finally:
+            self._saving = False
         self._saved_step = self.step
         self._plugins.notify("rlx_on_checkpoint", run=self._run, step=self.step, path=path)
         return path
@@ -339,6 +383,27 @@ class Trainer:
         """Take up the state of a checkpoint and give its weights to the engine."""
         state = load_state(folder)
         await self._collector.load_state_dict(state["collector"])
+        await self._load(folder, state)
+
+    async def _roll_back(self, error: DivergedError | NonFiniteError) -> None:
+        """Go back to the last checkpoint from before `error`, and on with other tasks and seeds:
+        the same ones would lead to the same place. Raises where that may not or can't be."""
+        folder = checkpoint_to_return_to(
+            error,
+            step=self.step,
+            checkpoints=self._run.checkpoints,
+            settings=self._config.faults,
+            ledger=self._faults,
+        )
+        await self._collector.restart(step_of(folder))
+        await self._engine.abort()
+        truncate_metrics(self._run.folder, step_of(folder))
+        self._before_step = None
+        self._guard.reset()
+        await self._load(folder, load_state(folder))
+
+    async def _load(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Take up all of a checkpoint but where its rollouts come from."""
         self._estimator.load_state_dict(state["estimator"])
         if self._evaluations is not None:
             self._evaluations.load_state_dict(state.get("evaluations", {}))
@@ -348,13 +413,18 @@ class Trainer:
         await self._learner.load(str(folder / "policy"))
         if self._critic is not None:
             await self._critic.load(str(folder / "critic"))
-        self.step = self._saved_step = step_of(folder)
+        self.step = self._saved_step = self._faults.step = step_of(folder)
         await self.publish()
 
     async def publish(self) -> None:
         """Give the learner's weights to the engine, as the policy version of this step."""
         await self._publisher.publish(self._learner, self._engine, version=self.step)
         self._collector.advance(self.step)
+
+    @property
+    def saving(self) -> bool:
+        """Whether it is at what would be lost if it were cut: new weights, or a checkpoint."""
+        return self._saving or self._phase in ("update", "publish", "checkpoint")
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the last finished step (called from a signal handler).
@@ -391,7 +461,7 @@ class Trainer:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        self._phase = phase
+        self._phase = self._faults.phase = phase
         started = time.perf_counter()
         yield
         self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - started

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.core.config import LearnerConfig, RunConfig
-from rlx.core.engine.client import RolloutClient
+from rlx.core.engine.client import Renew, RolloutClient
 from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.runtime import Worker, WorkerSpec
 from rlx.core.objective import ObjectiveSettings
@@ -27,6 +27,8 @@ _OBJECTIVE_LEARNER = "rlx.core.engine.learner.objective_learner:ObjectiveLearner
 _LOGIT_LEARNER = "rlx.core.engine.learner.logit_learner:LogitLearner"
 _SCORER = "rlx.core.engine.learner.scorer:Scorer"
 _REWARDS = "rlx.core.engine.rewards:RewardWorker"
+_GRACE = 30.0
+"""Seconds beyond a reward's time-out after which a worker that doesn't answer counts as lost."""
 
 
 def threads_of(config: RunConfig) -> int:
@@ -65,13 +67,17 @@ def engine_specs(
 
 
 def rollout_engines(
-    config: RunConfig, specs: Sequence[WorkerSpec], started: Mapping[str, Worker]
+    config: RunConfig,
+    specs: Sequence[WorkerSpec],
+    started: Mapping[str, Worker],
+    *,
+    renew: Renew | None,
 ) -> RolloutEngines:
-    """The started engines as one."""
+    """The started engines as one; `renew` starts one that is lost anew."""
     swaps = config.rollout.partial_rollout
     sleeps = all(spec.kwargs.get("sleeps") for spec in specs)
     return RolloutEngines(
-        [RolloutClient(started[spec.name], swaps_in_flight=swaps) for spec in specs],
+        [RolloutClient(started[spec.name], swaps_in_flight=swaps, renew=renew) for spec in specs],
         sleep_level=config.placement.sleep_level if sleeps else 0,
     )
 
@@ -245,6 +251,10 @@ def reward_specs(config: RunConfig, selection: Selection) -> list[WorkerSpec]:
             env=_thread_env(threads),
             cpus=0.0,
             gpus=int("reward_model" in selection.requires),
+            # A reward that holds the interpreter (a regular expression that backtracks without
+            # end) stops the worker's own time-outs too; otherwise those keep it going.
+            answer_timeout=config.reward.timeout + _GRACE,
+            progress_timeout=float("inf"),
         )
         for number in range(config.reward.workers)
     ]

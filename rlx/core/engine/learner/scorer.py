@@ -15,6 +15,7 @@ from rlx.core.engine.learner.model import load_policy
 from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
 from rlx.core.engine.learner.sharded import on_device
+from rlx.core.engine.pulse import beat
 
 
 class Scorer:
@@ -64,4 +65,5 @@ def score_batch(
     for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
         for row, answer in zip(found, forward(micro, chunks), strict=False):
             row[micro.actions] = answer.cpu().numpy()
+        beat()
     return found

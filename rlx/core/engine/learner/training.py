@@ -41,6 +41,7 @@ from rlx.core.engine.learner.planning import Plan, make_plan
 from rlx.core.engine.learner.schedule import learning_rate
 from rlx.core.engine.learner.scorer import score_batch
 from rlx.core.engine.learner.sharded import ShardedModel
+from rlx.core.engine.pulse import beat
 from rlx.core.errors import ComponentError, NonFiniteError, RlxError, RunInterrupted
 from rlx.core.objective import MetricSums
 
@@ -233,6 +234,7 @@ class Training:
 
     def _go_on(self, error: RlxError | None, *, may_abort: bool) -> bool:
         """Agree with the other ranks whether to go on; raises the first failed rank's error."""
+        beat()
         failed, given_up = highest(error is not None, may_abort and self._abort.is_set())
         if failed or given_up:
             self.model.discard()

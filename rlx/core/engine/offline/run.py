@@ -85,12 +85,13 @@ class OfflineSession(Session):
             ),
             reporter=self._reporter,
             plugins=plan.plugins,
+            faults=self._crew.faults,
         )
-        if plan.resume and plan.checkpoint is None:
+        if plan.resume and self._checkpoint is None:
             self._reporter.status("no checkpoint was written yet: starting from the beginning")
-        if plan.checkpoint is not None:
-            self._reporter.status(f"resuming from {plan.checkpoint.name}")
-            await trainer.resume(plan.checkpoint)
+        if self._checkpoint is not None:
+            self._reporter.status(f"resuming from {self._checkpoint.name}")
+            await trainer.resume(self._checkpoint)
         self._trainer = trainer
         self._reporter.status("training")
         reason = await trainer.train()

@@ -14,6 +14,8 @@ import numpy as np
 
 from rlx.core.config import RunConfig
 from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
+from rlx.core.engine.divergence import DivergenceGuard
+from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.metrics import merge
 from rlx.core.engine.objective_group import ObjectiveGroup
@@ -55,6 +57,7 @@ class OfflineTrainer:
         scores: bool,
         reporter: Reporter,
         plugins: PluginSystem,
+        faults: FaultLedger,
         reference_seconds: float | None = None,
     ) -> None:
         """`scores`: the model gives one number a sequence, whose scale is saved with it;
@@ -69,6 +72,8 @@ class OfflineTrainer:
         self._reference_seconds = reference_seconds
         self._reporter = reporter
         self._plugins = plugins
+        self._faults = faults
+        self._guard = DivergenceGuard(config.faults.bounds, steps=config.faults.bound_steps)
         self._best = Best(config.checkpoint.best)
         self.step = 0
         self.metrics: dict[str, float] = {}
@@ -78,6 +83,7 @@ class OfflineTrainer:
         self._before_step: dict[str, Any] | None = None
         self._updating = False
         self._measuring = False
+        self._saving = False
         self._times: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -114,6 +120,7 @@ class OfflineTrainer:
             update = await self._update(batch, chosen)
         self.step += 1
         self._before_step = None
+        self._faults.finished(self.step)
         seconds = time.perf_counter() - started
         speed = {
             "throughput/rows_per_s": batch.rollout_count / seconds,
@@ -121,6 +128,7 @@ class OfflineTrainer:
             "data/epoch": self._draws.epoch,
         }
         numbers = merge(update.metrics, speed)
+        diverged = self._guard.note(self.step, numbers)
         try:
             evaluation = await self._evaluate()
             if self._checkpoint_is_due():
@@ -130,6 +138,8 @@ class OfflineTrainer:
             self._emit(numbers, started)
             raise
         self._emit(merge(numbers, evaluation), started)
+        if diverged is not None:
+            raise diverged
 
     async def _update(self, batch: RowBatch, chosen: np.ndarray) -> UpdateResult:
         others = self._data.others
@@ -147,7 +157,8 @@ class OfflineTrainer:
         if self._reference_seconds is not None:
             times["time/reference"] = self._reference_seconds
             self._reference_seconds = None
-        metrics = merge(numbers, times, {"time/step": time.perf_counter() - started})
+        seconds = {"time/step": time.perf_counter() - started}
+        metrics = merge(numbers, self._faults.take_metrics(), times, seconds)
         self.metrics = metrics
         self._reporter.log(self.step, metrics)
         self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
@@ -201,26 +212,30 @@ class OfflineTrainer:
     def _checkpoint_is_due(self) -> bool:
         every = self._config.checkpoint.every
         is_regular = bool(every) and self.step % every == 0 and self.step < self._config.steps
-        return is_regular or self._best.step == self.step
+        return (is_regular or self._best.step == self.step) and not self._guard.suspicious
 
     async def checkpoint(self) -> Path | None:
         """Save the state after the last finished step, once."""
         if self._saved == self.step:
             return None
         self._reporter.status("writing a checkpoint")
-        path = await save_checkpoint(
-            self._run.checkpoints,
-            self.step,
-            {
-                "step": self.step,
-                "draws": self._before_step or self._draws.state_dict(),
-                "evaluated": self._evaluated,
-                "best": self._best.state_dict(),
-            },
-            self._write_model,
-            keep=self._config.checkpoint.keep,
-            best=self._best.step,
-        )
+        self._saving = True
+        try:
+            path = await save_checkpoint(
+                self._run.checkpoints,
+                self.step,
+                {
+                    "step": self.step,
+                    "draws": self._before_step or self._draws.state_dict(),
+                    "evaluated": self._evaluated,
+                    "best": self._best.state_dict(),
+                },
+                self._write_model,
+                keep=self._config.checkpoint.keep,
+                best=self._best.step,
+            )
+        finally:
+            self._saving = False
         self._saved = self.step
         self._plugins.notify("rlx_on_checkpoint", run=self._run, step=self.step, path=path)
         return path
@@ -232,7 +247,7 @@ class OfflineTrainer:
         self._evaluated = state["evaluated"]
         self._best.load_state_dict(state["best"])
         await self._learner.load(str(folder / "policy"))
-        self.step = self._saved = step_of(folder)
+        self.step = self._saved = self._faults.step = step_of(folder)
 
     async def _write_model(self, folder: str) -> None:
         await self._learner.save(f"{folder}/policy")
@@ -255,6 +270,11 @@ class OfflineTrainer:
 
     # ------------------------------------------------------------------------ interruption
 
+    @property
+    def saving(self) -> bool:
+        """Whether it is at what would be lost if it were cut: new weights, or a checkpoint."""
+        return self._updating or self._saving
+
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the last finished step (called from a signal handler).
 
@@ -270,6 +290,7 @@ class OfflineTrainer:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
+        self._faults.phase = phase
         started = time.perf_counter()
         yield
         self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - started

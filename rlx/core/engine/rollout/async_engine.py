@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.engine.pulse import beat
 from rlx.core.engine.rollout.core import EngineCore, Finished, Key
-from rlx.core.errors import EngineError
+from rlx.core.errors import EngineError, WorkerLostError
 
 T = TypeVar("T")
 
@@ -173,6 +174,7 @@ class AsyncEngine:
             return
         try:
             future.set_result(function())
+            beat()
         except EngineError as error:
             future.set_exception(error)
         except BaseException as error:
@@ -182,6 +184,7 @@ class AsyncEngine:
     def _step(self) -> None:
         try:
             self._deliver(self._core.step())
+            beat()
         except BaseException as error:
             self._fail(_engine_error(self._name, error))
 
@@ -228,16 +231,21 @@ class AsyncEngine:
         self._calls.clear()
 
 
-def _engine_error(name: str, error: BaseException) -> EngineError:
-    """Wrap an unexpected error; its traceback becomes a note, which survives pickling."""
-    wrapped = EngineError(f"{name} failed: {type(error).__name__}: {error}")
+def _engine_error(name: str, error: BaseException) -> WorkerLostError:
+    """Wrap an unexpected error, after which the core is of no use any more; its traceback becomes a
+    note, which survives pickling."""
+    wrapped = WorkerLostError(name, f"failed: {type(error).__name__}: {error}")
     wrapped.add_note("On the engine's thread:\n" + "".join(traceback.format_exception(error)))
     return wrapped
 
 
 def _copy(error: EngineError) -> EngineError:
     """An error of one's own for each caller: a raised exception collects tracebacks."""
-    copy = EngineError(*error.args)
+    copy = (
+        WorkerLostError(error.worker, error.what)
+        if isinstance(error, WorkerLostError)
+        else EngineError(*error.args)
+    )
     for note in getattr(error, "__notes__", ()):
         copy.add_note(note)
     return copy

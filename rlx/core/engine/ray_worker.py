@@ -1,0 +1,117 @@
+"""A worker in a Ray actor, from the driver's side: calls that are watched, errors that keep their
+type, and an end that is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import psutil
+
+from rlx.core.engine.stacks import Seat
+from rlx.core.engine.watch import Watch
+from rlx.core.errors import EngineError, WorkerLostError
+
+_PATIENCE = 10.0
+"""Seconds that a killed process has to be gone."""
+
+
+class RayProcess:
+    """One actor's process, which several workers may share.
+
+    Args:
+        watch: over the calls to it.
+    """
+
+    def __init__(self, actor: Any, watch: Watch) -> None:
+        self.actor = actor
+        self.watch = watch
+        self.seat: Seat | None = None
+        self._process: psutil.Process | None = None
+
+    async def locate(self) -> None:
+        """Find out where it is; returns when Ray has made it."""
+        self.seat = await self.actor.seat.remote()
+        if self.seat.here:
+            with contextlib.suppress(psutil.Error):  # it died meanwhile
+                self._process = psutil.Process(self.seat.pid)
+
+    def kill(self) -> None:
+        """End it, even where it is stopped and can't act on what Ray tells it."""
+        import ray
+
+        ray.kill(self.actor)
+        if self._process is not None:
+            with contextlib.suppress(psutil.Error):  # psutil notices a number that is used again
+                self._process.kill()
+
+    async def gone(self) -> None:
+        """Wait until it has given back its memory."""
+        if self._process is None:
+            return
+        waited = 0.0
+        while waited < _PATIENCE and _lives(self._process):
+            await asyncio.sleep(0.05)
+            waited += 0.05
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+class RayWorker:
+    """A worker in a Ray actor."""
+
+    def __init__(self, name: str, process: RayProcess) -> None:
+        self.name = name
+        self.process = process
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        answer = self.process.actor.call.remote(self.name, method, args, kwargs)
+        return await self.answer(answer, method)
+
+    async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
+        stream = self.process.actor.stream.options(num_returns="streaming")
+        references = stream.remote(self.name, method, args)
+        while True:
+            try:
+                reference = await self.answer(anext(references), method)
+            except StopAsyncIteration:
+                return
+            yield await self.answer(reference, method)
+
+    async def now(self, method: str, *args: Any) -> Any:
+        return await self.answer(self.process.actor.now.remote(self.name, method, args), method)
+
+    async def answer(self, reference: Awaitable[Any], method: str) -> Any:
+        """Await a call's answer; raises what the worker raised, or that it is lost."""
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            return await self.process.watch.result(reference, worker=self.name, method=method)
+        except RayTaskError as error:
+            raise _original(error) from None
+        except RayActorError as error:
+            what = f"died during '{method}': {first_line(error)}"
+            raise WorkerLostError(self.name, what) from error
+
+
+def _original(error: Any) -> BaseException:
+    """The exception that the worker raised, with its remote traceback as a note."""
+    cause = getattr(error, "cause", None)
+    if not isinstance(cause, Exception):
+        return EngineError(str(error))
+    remote = "In the worker process:\n" + str(getattr(error, "traceback_str", error))
+    if not any("In the worker process" in note for note in getattr(cause, "__notes__", ())):
+        cause.add_note(remote)
+    return cause
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of its text that is not empty."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
