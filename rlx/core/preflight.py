@@ -18,6 +18,7 @@ from rlx.core.preflight_algorithm import check_kl_gradient, check_old_logprobs
 from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
 from rlx.core.preflight_eval import eval_complaints
+from rlx.core.preflight_faults import check_faults
 from rlx.core.preflight_folder import check_output
 from rlx.core.preflight_generate import check_generation
 from rlx.core.preflight_lora import check_lora
@@ -325,6 +326,7 @@ RULES: tuple[Rule, ...] = (
     check_rewards,
     check_loaded,
     check_evaluation,
+    check_faults,
     check_replay,
     check_output,
 )

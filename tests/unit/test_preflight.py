@@ -277,6 +277,31 @@ def test_a_critic_must_share_the_vocabulary(folder: Path, monkeypatch: pytest.Mo
     assert "vocabulary of 99" in error(folder, changes, chosen=NEEDS_VALUES).what
 
 
+@pytest.mark.parametrize(
+    ("changes", "key", "fix"),
+    [
+        ({"faults": {"learner": "restart"}}, "faults.learner", "--checkpoint-every"),
+        ({"faults": {"divergence": "rollback"}}, "faults.divergence", "--checkpoint-every"),
+        (
+            {"faults": {"divergence": "rollback"}, "checkpoint": {"every": 1}, "replay": "r"},
+            "faults.divergence",
+            "a run with an engine",
+        ),
+    ],
+)
+def test_what_is_gone_back_to_must_be_there(
+    folder: Path, changes: dict[str, Any], key: str, fix: str
+) -> None:
+    found = error(folder, changes)
+    assert key in str(found)
+    assert fix in str(found)
+
+
+def test_a_learner_that_can_not_be_restarted_is_told(folder: Path) -> None:
+    changes = {"faults": {"learner": "restart"}, "runtime": {"kind": "inline"}}
+    assert any("faults.learner has no effect" in finding.what for finding in run(folder, changes))
+
+
 def test_rewards_without_weight_are_refused(folder: Path) -> None:
     chosen = selection()
     reward = SimpleNamespace(name="math")

@@ -10,6 +10,7 @@ from rlx.core.models import ModelInfo
 from rlx.core.offline.selection import OfflineSelection
 from rlx.core.preflight import raise_errors
 from rlx.core.preflight_case import Finding, error, warning
+from rlx.core.preflight_faults import restart_findings
 from rlx.core.preflight_folder import check_place, folder_complaints
 from rlx.core.preflight_lora import lora_complaints, resumed_complaints
 
@@ -34,7 +35,7 @@ def check_offline(
         UsageError: one error with all that must be put right.
     """
     findings = [*_modules(config), *_sizes(config, info), *_wishes(config, selection)]
-    findings += lora_complaints(config, info)
+    findings += [*lora_complaints(config, info), *_faults(config)]
     return raise_errors(findings, origins or {})
 
 
@@ -60,6 +61,16 @@ def _modules(config: RunConfig) -> Iterator[Finding]:
     for module, key in wanted.items():
         if importlib.util.find_spec(module) is None:
             yield error(f"{module} is not installed", key, _INSTALL[module])
+
+
+def _faults(config: RunConfig) -> Iterator[Finding]:
+    yield from restart_findings(config)
+    if config.faults.divergence == "rollback":
+        yield error(
+            "fixed data can't be gone on with after a rollback: the same rows would come again",
+            "faults.divergence",
+            "`stop`",
+        )
 
 
 def _sizes(config: RunConfig, info: ModelInfo) -> Iterator[Finding]:

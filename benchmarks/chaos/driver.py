@@ -1,0 +1,53 @@
+"""kill -9 of the driver at random moments: what `--resume` makes of what is left."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+from benchmarks.chaos.runs import LiveRun, Outcome, finished, same_result
+
+WORDS = "--groups 4 --engine transformers --checkpoint-every 1"
+
+
+def kill_driver(folder: Path, *, runtime: str, kills: int, steps: int, seed: int) -> Outcome:
+    """Kill, resume, kill again … until the run is done; then begin another run. Each must have the
+    weights of the one that was left alone."""
+    words = [*WORDS.split(), "--runtime", runtime, "--steps", str(steps)]
+    plain = finished(folder / "plain", words)
+    whole = time.monotonic() - plain.started
+    chance = random.Random(seed)
+    done = runs = equal = 0
+    while done < kills:
+        runs += 1
+        target = folder / f"killed-{runs}"
+        done += _one_run(target, words, kills - done, whole, chance)
+        equal += same_result(target, plain.folder)
+        shutil.rmtree(target)
+    return Outcome(
+        fault=f"kill -9 of the driver ({runtime}), then `--resume`",
+        injected=done,
+        good=done if equal == runs else 0,
+        note=f"{equal} of {runs} runs end with the weights and metrics of the one left alone, bit "
+        "by bit",
+    )
+
+
+def _one_run(folder: Path, words: list[str], most: int, whole: float, chance: random.Random) -> int:
+    """Run to the end, with at most `most` kills on the way; returns how many there were."""
+    done = 0
+    while True:
+        run = LiveRun(folder, words, resume=(folder / "config.yaml").is_file())
+        moment = chance.uniform(0.3, 1.0) * whole
+        while run.alive() and time.monotonic() - run.started < moment:
+            time.sleep(0.01)
+        if done < most and run.alive():
+            run.kill()
+            done += 1
+            continue
+        code = run.wait()
+        if code:
+            raise RuntimeError(f"after {done} kills, exit code {code}:\n{run.tail()}")
+        return done
