@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,19 +19,30 @@ from benchmarks.chaos.runs import Outcome
 Experiment = Callable[[Path], Outcome]
 
 
-def _engines(engine: str, staleness: int, seed: int) -> Experiment:
+def _engines(engine: str, staleness: int, seed: int, *, engines: int = 1) -> Experiment:
     return lambda folder: workers.kill_engines(
-        folder, engine=engine, staleness=staleness, kills=10, steps=40, seed=seed
+        folder,
+        engine=engine,
+        staleness=staleness,
+        engines=engines,
+        kills=5,
+        steps=20,
+        seed=seed,
     )
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "engine-vllm": _engines("vllm", 0, 1),
-    "engine-vllm-ahead": _engines("vllm", 1, 2),
-    "engine-transformers": _engines("transformers", 0, 3),
-    "engine-transformers-ahead": _engines("transformers", 1, 4),
-    "engine-transformers-ahead-2": _engines("transformers", 2, 5),
-    "rewards": lambda f: workers.kill_rewards(f, kills=10, steps=20, seed=6),
+    "engine-1": _engines("transformers", 0, 1),
+    "engine-2": _engines("transformers", 0, 2),
+    "engine-3": _engines("transformers", 0, 3),
+    "engine-4": _engines("transformers", 1, 4),
+    "engine-5": _engines("transformers", 1, 5),
+    "engine-6": _engines("transformers", 1, 6),
+    "engine-7": _engines("transformers", 1, 7, engines=2),
+    "engine-8": _engines("transformers", 1, 8, engines=2),
+    "engine-9": _engines("vllm", 0, 9),
+    "engine-10": _engines("vllm", 1, 10),
+    "rewards": lambda f: workers.kill_rewards(f, kills=5, steps=10, seed=6),
     "learner": lambda f: workers.kill_learner(f, kills=3, steps=8, seed=7),
     "driver-inline-1": lambda f: kill_driver(f, runtime="inline", kills=9, steps=8, seed=8),
     "driver-inline-2": lambda f: kill_driver(f, runtime="inline", kills=8, steps=8, seed=9),
@@ -56,19 +68,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help=", ".join(EXPERIMENTS))
     parser.add_argument("--small", action="store_true", help="a few kills, under a minute")
     parser.add_argument("--keep", type=Path, help="file with what was done before")
-    parser.add_argument("--folder", type=Path, help="for the runs, which are left there")
+    parser.add_argument("--folder", type=Path, help="for the runs, which stay there")
     arguments = parser.parse_args()
     experiments = SMALL if arguments.small else EXPERIMENTS
     if unknown := set(arguments.only or ()) - experiments.keys():
         parser.error(f"no experiment {', '.join(sorted(unknown))}; there are {list(experiments)}")
     results = _kept(arguments.keep)
+    root = arguments.folder or Path(tempfile.mkdtemp(prefix="rlx-chaos-"))
     for name, experiment in experiments.items():
         if name in results or (arguments.only and name not in arguments.only):
             continue
-        with tempfile.TemporaryDirectory(prefix=f"chaos-{name}-") as temporary:
-            folder = arguments.folder / name if arguments.folder else Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
-            results[name] = experiment(folder)
+        folder = root / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        results[name] = experiment(folder)
         print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
         if arguments.keep:
             _keep(arguments.keep, results)

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from benchmarks.chaos.runs import LiveRun, Outcome, finished, same_result
+from benchmarks.chaos.runs import LiveRun, Outcome, finished, left_alone, same_result
 
 WORDS = "--groups 4 --engine transformers --checkpoint-every 1"
 
@@ -15,16 +15,17 @@ WORDS = "--groups 4 --engine transformers --checkpoint-every 1"
 def kill_driver(folder: Path, *, runtime: str, kills: int, steps: int, seed: int) -> Outcome:
     """Kill, resume, kill again … until the run is done; then begin another run. Each must have the
     weights of the one that was left alone."""
-    words = [*WORDS.split(), "--runtime", runtime, "--steps", str(steps)]
-    plain = finished(folder / "plain", words)
-    whole = time.monotonic() - plain.started
+    plain = left_alone(folder, [*WORDS.split(), "--steps", str(steps)])
+    words = [*WORDS.split(), "--steps", str(steps), "--runtime", runtime]
+    timed = finished(folder / "timed", words)
+    whole = time.monotonic() - timed.started
     chance = random.Random(seed)
     done = runs = equal = 0
     while done < kills:
         runs += 1
         target = folder / f"killed-{runs}"
         done += _one_run(target, words, kills - done, whole, chance)
-        equal += same_result(target, plain.folder)
+        equal += same_result(target, plain)
         shutil.rmtree(target)
     return Outcome(
         fault=f"kill -9 of the driver ({runtime}), then `--resume`",

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.chaos.runs import LiveRun, Outcome, finished, last_step, same_result
+from benchmarks.chaos.runs import (
+    LiveRun,
+    Outcome,
+    finished,
+    last_step,
+    left_alone,
+    same_result,
+)
 from rlx.core.engine.checkpoints import checkpoints, damage, latest_checkpoint
 
 WORDS = "--groups 4 --engine transformers --runtime inline --checkpoint-every 1"
@@ -28,8 +35,8 @@ def words_for(steps: int, *more: str) -> list[str]:
 
 def full_disk(folder: Path, *, steps: int) -> Outcome:
     """The run ends at the checkpoint that does not fit, and goes on where there is room."""
-    finished(folder / "plain", words_for(steps))
-    size = (steps // 2) * _size(latest_checkpoint(folder / "plain" / "checkpoints"))
+    plain = left_alone(folder, words_for(steps))
+    size = (steps // 2) * _size(latest_checkpoint(plain / "checkpoints"))
     with _small_disk(folder / "disk", size) as disk:
         words = words_for(steps, "--set", "checkpoint.keep=100")
         log = folder / "disk.log"
@@ -40,7 +47,7 @@ def full_disk(folder: Path, *, steps: int) -> Outcome:
         whole = latest_checkpoint(run.folder / "checkpoints")
         _remount(disk, f"size={10 * size}")
         finished(disk / "run", words, resume=True, log=log)
-        same = same_result(run.folder, folder / "plain")
+        same = same_result(run.folder, plain)
     good = code == 1 and said and whole is not None and same
     return Outcome(
         fault="full disk",
@@ -74,7 +81,7 @@ def read_only(folder: Path) -> Outcome:
 
 def truncated_checkpoint(folder: Path, *, steps: int) -> Outcome:
     """The newest checkpoint is cut short: the one before it is resumed from."""
-    finished(folder / "plain", words_for(steps))
+    plain = left_alone(folder, words_for(steps))
     done = good = 0
     for name in ("state.pt", "model/model.safetensors", "files.json"):
         target = folder / f"cut-{done}"
@@ -85,7 +92,7 @@ def truncated_checkpoint(folder: Path, *, steps: int) -> Outcome:
         done += 1
         found = bool(damage(newest))
         finished(target, words_for(steps), resume=True)
-        good += found and same_result(target, folder / "plain")
+        good += found and same_result(target, plain)
     return Outcome(
         fault="newest checkpoint truncated by hand",
         injected=done,
@@ -96,9 +103,9 @@ def truncated_checkpoint(folder: Path, *, steps: int) -> Outcome:
 
 def jumping_clock(folder: Path, *, steps: int) -> Outcome:
     """The wall clock jumps by days in both directions; nothing but time stamps may change."""
-    finished(folder / "plain", words_for(steps))
+    plain = left_alone(folder, words_for(steps))
     run = finished(folder / "jumps", words_for(steps), prefix=JUMPING_CLOCK)
-    same = same_result(run.folder, folder / "plain")
+    same = same_result(run.folder, plain)
     return Outcome(
         fault="wall clock jumps by +1 day, −2 days, +1 hour",
         injected=3,

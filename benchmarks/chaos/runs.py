@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +20,8 @@ import psutil
 MACHINE = ("time", "throughput/", "publish/", "memory/", "faults/")
 """Metrics that measure the machine and not the run."""
 COMMON = (
-    "--set eval.sources=[] --set logging.rollouts=complete --set logging.rollouts_max_mib=1000 "
-    "--group-size 8 --max-new-tokens 10"
+    "--set eval.sources=[] --set eval.every=0 --set logging.rollouts=complete "
+    "--set logging.rollouts_max_mib=1000 --set runtime.cpus=1 --group-size 8 --max-new-tokens 10"
 ).split()
 
 
@@ -128,6 +130,22 @@ def finished(folder: Path, words: Sequence[str], **more: Any) -> LiveRun:
     if code:
         raise RuntimeError(f"exit code {code}:\n{run.tail()}")
     return run
+
+
+def left_alone(folder: Path, words: Sequence[str]) -> Path:
+    """The folder of the same run without any fault, made where it isn't there yet.
+
+    Inline, because that starts sooner: the runtime makes no difference to what is computed.
+
+    Args:
+        folder: of the experiment; the run lies beside it, for other experiments.
+    """
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=6).hexdigest()
+    target = folder.parent / f"left-alone-{digest}"
+    if not (target / "finished.json").is_file():
+        shutil.rmtree(target, ignore_errors=True)
+        finished(target, [*words, "--runtime", "inline"])
+    return target
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

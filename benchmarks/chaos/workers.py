@@ -12,14 +12,14 @@ from benchmarks.chaos.runs import (
     LiveRun,
     Outcome,
     fault_counts,
-    finished,
+    left_alone,
     metrics,
     rollout_places,
     same_result,
 )
 
 GROUPS = 16
-TAIL = 10
+TAIL = 5
 
 
 def kill_engines(
@@ -27,71 +27,86 @@ def kill_engines(
     *,
     engine: str,
     staleness: int,
+    engines: int = 1,
     kills: int,
     steps: int,
     seed: int,
     goal: float | None = 0.1,
 ) -> Outcome:
-    """Kill the rollout engine at random moments, also while it starts, and compare with the same
-    run left alone: every rollout is there once, and the rewards are what they were.
+    """Kill rollout engines at random moments, also while they start, and compare with the same run
+    left alone: every rollout is there once, and the rewards are what they were.
 
     Args:
         goal: most by which the mean reward of the last steps may differ.
     """
     words = f"--groups {GROUPS} --steps {steps} --engine {engine} --max-staleness {staleness}"
-    plain, words_list = folder / "plain", words.split()
-    if staleness:
-        words_list += ["--set", "rollout.partial_rollout=true"]
-    finished(plain, words_list)
-    run = LiveRun(folder / "killed", [*words_list, "--set", f"faults.engine_restarts={kills}"])
-    done = _kill_at_random(run, "engine-0", kills=kills, steps=steps, seed=seed)
+    words += " --set rollout.partial_rollout=true" if staleness else ""
+    plain = left_alone(folder, words.split())
+    more = f"--set rollout.engines={engines} --set faults.engine_restarts={2 * kills}"
+    run = LiveRun(folder / "killed", [*words.split(), *more.split()])
+    names = [f"engine-{number}" for number in range(engines)]
+    done = _kill_at_random(run, names, kills=kills, steps=steps, seed=seed)
     code = run.wait()
     rewards, expected = _rewards(run.folder), _rewards(plain)
     places = rollout_places(run.folder)
-    whole = len(places) == len(set(places)) == steps * GROUPS * 8
+    asked, found = steps * GROUPS * 8, len(set(places))
     gap = abs(_tail(rewards) - _tail(expected))
-    good = code == 0 and len(rewards) == steps and whole and (goal is None or gap < goal)
-    restarts = fault_counts(run.folder).get("engine_restarts", 0)
-    kind = f"max_staleness {staleness}" if staleness else "synchronous"
+    whole = len(places) == found == asked and len(rewards) == steps
+    good = code == 0 and whole and (goal is None or gap < goal)
+    kind = f"{staleness} ahead" if staleness else "synchronous"
+    kind += f", {engines} engines" if engines > 1 else ""
     return Outcome(
-        fault=f"kill -9 of the rollout engine ({engine}, {kind})",
+        fault=f"kill -9 of a rollout engine ({engine}, {kind})",
         injected=done,
         good=done if good else 0,
-        note=f"{len(rewards)} of {steps} steps; {len(set(places)):,} rollouts of "
-        f"{steps * GROUPS * 8:,} asked for, {len(places) - len(set(places))} twice; {restarts} "
-        f"restarts; reward of the last {TAIL} steps {_tail(rewards):.3f}, left alone "
-        f"{_tail(expected):.3f}",
+        note=f"{found:,} rollouts of {asked:,} asked for, {len(places) - found} twice; "
+        f"{fault_counts(run.folder).get('engine_restarts', 0)} restarts; reward of the last {TAIL} "
+        f"steps {_tail(rewards):.3f}, left alone {_tail(expected):.3f}",
     )
 
 
 def kill_rewards(folder: Path, *, kills: int, steps: int, seed: int) -> Outcome:
     """Kill the reward worker: rewards are functions of the rollouts, so nothing may change."""
     words = f"--groups {GROUPS} --steps {steps} --engine transformers".split()
-    finished(folder / "plain", words)
-    run = LiveRun(folder / "killed", words)
-    done = _kill_at_random(run, "rewards-0", kills=kills, steps=steps, seed=seed)
-    code = run.wait()
-    same = same_result(run.folder, folder / "plain")
-    return Outcome(
-        fault="kill -9 of the reward worker",
-        injected=done,
-        good=done if code == 0 and same else 0,
-        note="weights and metrics as left alone, bit by bit" if same else "another result",
+    return _kill_and_compare(
+        folder, words, [], "rewards-0", fault="kill -9 of the reward worker", kills=kills, seed=seed
     )
 
 
 def kill_learner(folder: Path, *, kills: int, steps: int, seed: int) -> Outcome:
     """Kill the learner under `faults.learner: restart`: the same weights in the end."""
     words = f"--groups 4 --steps {steps} --engine transformers --checkpoint-every 1".split()
-    finished(folder / "plain", words)
-    run = LiveRun(folder / "killed", [*words, "--set", "faults.learner=restart"])
-    done = _kill_at_random(run, "learner-0", kills=kills, steps=steps, seed=seed)
-    code = run.wait()
-    same = same_result(run.folder, folder / "plain")
-    return Outcome(
+    return _kill_and_compare(
+        folder,
+        words,
+        ["--set", "faults.learner=restart"],
+        "learner-0",
         fault="kill -9 of the learner, `faults.learner: restart`",
+        kills=kills,
+        seed=seed,
+    )
+
+
+def _kill_and_compare(
+    folder: Path,
+    words: list[str],
+    more: list[str],
+    worker: str,
+    *,
+    fault: str,
+    kills: int,
+    seed: int,
+) -> Outcome:
+    """Kill a worker whose death must change nothing in what is learned."""
+    plain = left_alone(folder, words)
+    run = LiveRun(folder / "killed", [*words, *more])
+    steps = int(words[words.index("--steps") + 1])
+    done = _kill_at_random(run, [worker], kills=kills, steps=steps, seed=seed)
+    same = run.wait() == 0 and same_result(run.folder, plain)
+    return Outcome(
+        fault=fault,
         injected=done,
-        good=done if code == 0 and same else 0,
+        good=done if same else 0,
         note="weights and metrics as left alone, bit by bit" if same else "another result",
     )
 
@@ -127,15 +142,17 @@ def stop_engine(folder: Path, *, seconds: float, timeout: float, steps: int) -> 
     )
 
 
-def _kill_at_random(run: LiveRun, name: str, *, kills: int, steps: int, seed: int) -> int:
-    """Kill a worker after each of some random steps, a random part of a second later."""
+def _kill_at_random(
+    run: LiveRun, names: Sequence[str], *, kills: int, steps: int, seed: int
+) -> int:
+    """Kill one of the workers after each of some random steps, a random part of a second later."""
     chance = random.Random(seed)
     done = 0
     for step in sorted(chance.choices(range(1, steps - 1), k=kills)):
         if not run.wait_for_step(step):
             break
         time.sleep(chance.uniform(0.0, 1.0))
-        done += run.kill_worker(name)
+        done += run.kill_worker(chance.choice(names))
     return done
 
 

@@ -90,10 +90,19 @@ class RayWorker:
 
     async def answer(self, reference: Awaitable[Any], method: str) -> Any:
         """Await a call's answer; raises what the worker raised, or that it is lost."""
+        watched = self.process.watch.result(reference, worker=self.name, method=method)
+        return await self._translated(watched, method)
+
+    async def located(self) -> None:
+        """Wait until Ray has made the process, however long it takes."""
+        await self._translated(self.process.locate(), "start")
+
+    async def _translated(self, answer: Awaitable[Any], method: str) -> Any:
+        """Raise errors of Ray's as ours."""
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
-            return await self.process.watch.result(reference, worker=self.name, method=method)
+            return await answer
         except RayTaskError as error:
             raise _original(error) from None
         except RayActorError as error:

@@ -371,7 +371,7 @@ class RayRuntime:
     async def _located(self, worker: RayWorker) -> None:
         limit = self._faults.start_timeout
         try:
-            await asyncio.wait_for(worker.answer(worker.process.locate(), "start"), limit)
+            await asyncio.wait_for(worker.located(), limit)
         except TimeoutError:
             raise EngineError(
                 f"Ray has found no place for the worker '{worker.name}' for {limit:g} s "
