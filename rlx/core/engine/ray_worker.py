@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from rlx.core.engine.stacks import Seat
+from rlx.core.engine.stacks import Location
 from rlx.core.engine.watch import Watch
 from rlx.core.errors import EngineError, WorkerLostError
 
@@ -28,15 +28,15 @@ class RayProcess:
     def __init__(self, actor: Any, watch: Watch) -> None:
         self.actor = actor
         self.watch = watch
-        self.seat: Seat | None = None
+        self.location: Location | None = None
         self._process: psutil.Process | None = None
 
     async def locate(self) -> None:
         """Find out where it is; returns when Ray has made it."""
-        self.seat = await self.actor.seat.remote()
-        if self.seat.here:
+        self.location = await self.actor.location.remote()
+        if self.location.here:
             with contextlib.suppress(psutil.Error):  # it died meanwhile
-                self._process = psutil.Process(self.seat.pid)
+                self._process = psutil.Process(self.location.pid)
 
     def kill(self) -> None:
         """End it, even where it is stopped and can't act on what Ray tells it."""

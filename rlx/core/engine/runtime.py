@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
 from rlx.core.engine.pulse import beat, beats
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
-from rlx.core.engine.stacks import Seat, Suspect, dump_stacks, own_seat, write_stacks_on_signal
+from rlx.core.engine.stacks import (
+    Location,
+    Suspect,
+    dump_stacks,
+    own_location,
+    write_stacks_on_signal,
+)
 from rlx.core.engine.watch import Patience, Watch
 from rlx.core.errors import EngineError, UsageError
 from rlx.core.hook_types import WorkerContext
@@ -248,9 +254,9 @@ class ActorHost(WorkerHost):
         """How far the process has got."""
         return beats()
 
-    async def seat(self) -> Seat:
+    async def location(self) -> Location:
         """Where the process is."""
-        return own_seat()
+        return own_location()
 
 
 def _redirect_output(log_path: str | None) -> None:
@@ -400,12 +406,12 @@ class RayRuntime:
         suspects = {
             worker.process: Suspect(
                 name=worker.name,
-                seat=worker.process.seat,
+                location=worker.process.location,
                 doing=sorted(set(worker.process.watch.running.values())),
                 log=self._logs / f"{worker.name}.log" if self._logs else None,
             )
             for worker in reversed(self._workers)
-            if worker.process.seat is not None
+            if worker.process.location is not None
         }
         await dump_stacks(folder, list(suspects.values()))
         return f"; the stacks of all workers are in {folder}"

@@ -28,7 +28,7 @@ _PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Location:
     """Where a worker's process is."""
 
     host: str
@@ -44,15 +44,15 @@ class Suspect:
     """A worker whose stacks are wanted."""
 
     name: str
-    seat: Seat
+    location: Location
     doing: Sequence[str]
     """Methods that the driver waits for."""
     log: Path | None
     """File that its process writes its standard error to."""
 
 
-def own_seat() -> Seat:
-    return Seat(host=socket.gethostname(), pid=os.getpid())
+def own_location() -> Location:
+    return Location(host=socket.gethostname(), pid=os.getpid())
 
 
 def write_stacks_on_signal() -> None:
@@ -67,23 +67,23 @@ async def dump_stacks(folder: Path, suspects: Sequence[Suspect]) -> None:
     texts = await asyncio.gather(*(_stacks_of(suspect) for suspect in suspects))
     for suspect, text in zip(suspects, texts, strict=True):
         doing = ", ".join(suspect.doing) or "nothing"
-        head = f"worker {suspect.name}, process {suspect.seat.pid} on {suspect.seat.host}\n"
+        head = f"worker {suspect.name}, process {suspect.location.pid} on {suspect.location.host}\n"
         head += f"the driver waits for: {doing}\n\n"
         (folder / f"{suspect.name}.txt").write_text(head + text)
 
 
 async def _stacks_of(suspect: Suspect) -> str:
-    seat = suspect.seat
-    if not seat.here:
-        return f"It is on another machine; there: py-spy dump --pid {seat.pid}\n"
+    location = suspect.location
+    if not location.here:
+        return f"It is on another machine; there: py-spy dump --pid {location.pid}\n"
     try:
-        state = psutil.Process(seat.pid).status()
+        state = psutil.Process(location.pid).status()
     except psutil.Error:
         return "The process is gone.\n"
     text = f"state of the process: {state}\n\n"
     if suspect.log is not None and suspect.log.is_file():
-        text += await _signalled(seat.pid, suspect.log)
-    return text + await _spied(seat.pid)
+        text += await _signalled(location.pid, suspect.log)
+    return text + await _spied(location.pid)
 
 
 async def _signalled(pid: int, log: Path) -> str:
