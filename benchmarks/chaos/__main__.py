@@ -14,20 +14,27 @@ from pathlib import Path
 from benchmarks.chaos import __doc__ as description
 from benchmarks.chaos import machine, workers
 from benchmarks.chaos.driver import kill_driver
-from benchmarks.chaos.runs import Outcome
+from benchmarks.chaos.runs import Budget, Outcome
 
-Experiment = Callable[[Path], Outcome]
+Experiment = Callable[[Path, Budget], Outcome]
 
 
 def _engines(engine: str, staleness: int, seed: int, *, engines: int = 1) -> Experiment:
-    return lambda folder: workers.kill_engines(
+    return lambda folder, budget: workers.kill_engines(
         folder,
+        budget,
         engine=engine,
         staleness=staleness,
         engines=engines,
         kills=5,
         steps=20,
         seed=seed,
+    )
+
+
+def _driver(runtime: str, seed: int, *, kills: int) -> Experiment:
+    return lambda folder, budget: kill_driver(
+        folder, budget, runtime=runtime, kills=kills, steps=8, seed=seed
     )
 
 
@@ -42,32 +49,34 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "engine-8": _engines("transformers", 1, 8, engines=2),
     "engine-9": _engines("vllm", 0, 9),
     "engine-10": _engines("vllm", 1, 10),
-    "rewards": lambda f: workers.kill_rewards(f, kills=5, steps=10, seed=6),
-    "learner": lambda f: workers.kill_learner(f, kills=3, steps=8, seed=7),
-    "driver-inline-1": lambda f: kill_driver(f, runtime="inline", kills=9, steps=8, seed=8),
-    "driver-inline-2": lambda f: kill_driver(f, runtime="inline", kills=8, steps=8, seed=9),
-    "driver-ray": lambda f: kill_driver(f, runtime="ray", kills=3, steps=8, seed=10),
-    "stopped-waited": lambda f: workers.stop_engine(f, seconds=60, timeout=120, steps=6),
-    "stopped-replaced": lambda f: workers.stop_engine(f, seconds=60, timeout=10, steps=6),
-    "full-disk": lambda f: machine.full_disk(f, steps=12),
+    "rewards": lambda f, b: workers.kill_rewards(f, b, kills=5, steps=10, seed=11),
+    "learner": lambda f, b: workers.kill_learner(f, b, kills=3, steps=8, seed=12),
+    "driver-1": _driver("inline", 13, kills=6),
+    "driver-2": _driver("inline", 14, kills=6),
+    "driver-3": _driver("inline", 15, kills=5),
+    "driver-4": _driver("ray", 16, kills=3),
+    "stopped-1": lambda f, b: workers.stop_engine(f, b, seconds=60, timeout=120, steps=6),
+    "stopped-2": lambda f, b: workers.stop_engine(f, b, seconds=60, timeout=10, steps=6),
+    "full-disk": lambda f, b: machine.full_disk(f, b, steps=12),
     "read-only": machine.read_only,
-    "truncated": lambda f: machine.truncated_checkpoint(f, steps=5),
-    "clock": lambda f: machine.jumping_clock(f, steps=20),
+    "truncated": lambda f, b: machine.truncated_checkpoint(f, b, steps=5),
+    "clock": lambda f, b: machine.jumping_clock(f, b, steps=20),
 }
 SMALL: Mapping[str, Experiment] = {
-    "engine-transformers-ahead": lambda f: workers.kill_engines(
-        f, engine="transformers", staleness=1, kills=2, steps=8, seed=1, goal=None
+    "engine": lambda f, b: workers.kill_engines(
+        f, b, engine="transformers", staleness=1, kills=2, steps=8, seed=1, goal=None
     ),
-    "driver-inline": lambda f: kill_driver(f, runtime="inline", kills=2, steps=5, seed=2),
+    "driver": lambda f, b: kill_driver(f, b, runtime="inline", kills=2, steps=5, seed=2),
 }
-"""Under a minute in all."""
+"""About a minute in all."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=description)
     parser.add_argument("--only", nargs="+", metavar="NAME", help=", ".join(EXPERIMENTS))
-    parser.add_argument("--small", action="store_true", help="a few kills, under a minute")
+    parser.add_argument("--small", action="store_true", help="a few kills, about a minute")
     parser.add_argument("--keep", type=Path, help="file with what was done before")
+    parser.add_argument("--seconds", type=float, help="for the kills of one experiment, at most")
     parser.add_argument("--folder", type=Path, help="for the runs, which stay there")
     arguments = parser.parse_args()
     experiments = SMALL if arguments.small else EXPERIMENTS
@@ -81,7 +90,7 @@ def main() -> None:
         folder = root / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        results[name] = experiment(folder)
+        results[name] = experiment(folder, Budget(arguments.seconds))
         print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
         if arguments.keep:
             _keep(arguments.keep, results)
@@ -91,8 +100,15 @@ def main() -> None:
 
 
 def table(outcomes: list[Outcome]) -> str:
+    """Markdown, one row a fault, however many experiments did it."""
+    rows: dict[str, Outcome] = {}
+    for one in outcomes:
+        rows[one.fault] = rows[one.fault] + one if one.fault in rows else one
     lines = ["| fault | done | as promised | what happened |", "|---|---|---|---|"]
-    lines += [f"| {one.fault} | {one.injected} | {one.good} | {one.note} |" for one in outcomes]
+    lines += [
+        f"| {one.fault} | {one.injected} | {one.good} | {one.note.format(**one.numbers)} |"
+        for one in rows.values()
+    ]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.chaos.runs import (
+    Budget,
     LiveRun,
     Outcome,
     finished,
@@ -33,7 +34,7 @@ def words_for(steps: int, *more: str) -> list[str]:
     return [*WORDS.split(), "--steps", str(steps), *more]
 
 
-def full_disk(folder: Path, *, steps: int) -> Outcome:
+def full_disk(folder: Path, _: Budget, *, steps: int) -> Outcome:
     """The run ends at the checkpoint that does not fit, and goes on where there is room."""
     plain = left_alone(folder, words_for(steps))
     size = (steps // 2) * _size(latest_checkpoint(plain / "checkpoints"))
@@ -58,7 +59,7 @@ def full_disk(folder: Path, *, steps: int) -> Outcome:
     )
 
 
-def read_only(folder: Path) -> Outcome:
+def read_only(folder: Path, _: Budget) -> Outcome:
     """Refused before anything starts; in mid-run it ends at the next checkpoint."""
     with _small_disk(folder / "disk", 64 << 20) as disk:
         _remount(disk, "ro")
@@ -79,7 +80,7 @@ def read_only(folder: Path) -> Outcome:
     )
 
 
-def truncated_checkpoint(folder: Path, *, steps: int) -> Outcome:
+def truncated_checkpoint(folder: Path, _: Budget, *, steps: int) -> Outcome:
     """The newest checkpoint is cut short: the one before it is resumed from."""
     plain = left_alone(folder, words_for(steps))
     done = good = 0
@@ -101,7 +102,7 @@ def truncated_checkpoint(folder: Path, *, steps: int) -> Outcome:
     )
 
 
-def jumping_clock(folder: Path, *, steps: int) -> Outcome:
+def jumping_clock(folder: Path, _: Budget, *, steps: int) -> Outcome:
     """The wall clock jumps by days in both directions; nothing but time stamps may change."""
     plain = left_alone(folder, words_for(steps))
     run = finished(folder / "jumps", words_for(steps), prefix=JUMPING_CLOCK)

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,39 @@ class Outcome:
     good: int
     """How often the run ended, went on or could be resumed as promised."""
     note: str
+    """What happened; `{name}` stands for a number."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Sums over experiments, where several did the same; of `most_…`, the largest."""
+
+    def __add__(self, other: Outcome) -> Outcome:
+        """Both, as one row of the table."""
+        return Outcome(
+            fault=self.fault,
+            injected=self.injected + other.injected,
+            good=self.good + other.good,
+            note=self.note,
+            numbers={
+                name: max(value, other.numbers[name])
+                if name.startswith("most_")
+                else value + other.numbers[name]
+                for name, value in self.numbers.items()
+            },
+        )
+
+
+class Budget:
+    """Time in which faults are injected; what was begun is then brought to its end.
+
+    Args:
+        seconds: None: as long as it takes.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._until = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left(self) -> bool:
+        return self._until is None or time.monotonic() < self._until
 
 
 class LiveRun:

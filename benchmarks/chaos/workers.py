@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.chaos.runs import (
+    Budget,
     LiveRun,
     Outcome,
     fault_counts,
@@ -24,6 +25,7 @@ TAIL = 5
 
 def kill_engines(
     folder: Path,
+    budget: Budget,
     *,
     engine: str,
     staleness: int,
@@ -45,7 +47,7 @@ def kill_engines(
     more = f"--set rollout.engines={engines} --set faults.engine_restarts={2 * kills}"
     run = LiveRun(folder / "killed", [*words.split(), *more.split()])
     names = [f"engine-{number}" for number in range(engines)]
-    done = _kill_at_random(run, names, kills=kills, steps=steps, seed=seed)
+    done = _kill_at_random(run, names, budget, kills=kills, steps=steps, seed=seed)
     code = run.wait()
     rewards, expected = _rewards(run.folder), _rewards(plain)
     places = rollout_places(run.folder)
@@ -59,25 +61,40 @@ def kill_engines(
         fault=f"kill -9 of a rollout engine ({engine}, {kind})",
         injected=done,
         good=done if good else 0,
-        note=f"{found:,} rollouts of {asked:,} asked for, {len(places) - found} twice; "
-        f"{fault_counts(run.folder).get('engine_restarts', 0)} restarts; reward of the last {TAIL} "
-        f"steps {_tail(rewards):.3f}, left alone {_tail(expected):.3f}",
+        note="{found:,.0f} rollouts of {asked:,.0f} asked for, {twice:.0f} twice, in {runs:.0f} "
+        f"runs; mean reward of the last {TAIL} steps at most {{most_gap:.3f}} from the run left "
+        "alone",
+        numbers={
+            "found": found,
+            "asked": asked,
+            "twice": len(places) - found,
+            "runs": 1,
+            "most_gap": gap,
+        },
     )
 
 
-def kill_rewards(folder: Path, *, kills: int, steps: int, seed: int) -> Outcome:
+def kill_rewards(folder: Path, budget: Budget, *, kills: int, steps: int, seed: int) -> Outcome:
     """Kill the reward worker: rewards are functions of the rollouts, so nothing may change."""
     words = f"--groups {GROUPS} --steps {steps} --engine transformers".split()
     return _kill_and_compare(
-        folder, words, [], "rewards-0", fault="kill -9 of the reward worker", kills=kills, seed=seed
+        folder,
+        budget,
+        words,
+        [],
+        "rewards-0",
+        fault="kill -9 of the reward worker",
+        kills=kills,
+        seed=seed,
     )
 
 
-def kill_learner(folder: Path, *, kills: int, steps: int, seed: int) -> Outcome:
+def kill_learner(folder: Path, budget: Budget, *, kills: int, steps: int, seed: int) -> Outcome:
     """Kill the learner under `faults.learner: restart`: the same weights in the end."""
     words = f"--groups 4 --steps {steps} --engine transformers --checkpoint-every 1".split()
     return _kill_and_compare(
         folder,
+        budget,
         words,
         ["--set", "faults.learner=restart"],
         "learner-0",
@@ -89,6 +106,7 @@ def kill_learner(folder: Path, *, kills: int, steps: int, seed: int) -> Outcome:
 
 def _kill_and_compare(
     folder: Path,
+    budget: Budget,
     words: list[str],
     more: list[str],
     worker: str,
@@ -101,7 +119,7 @@ def _kill_and_compare(
     plain = left_alone(folder, words)
     run = LiveRun(folder / "killed", [*words, *more])
     steps = int(words[words.index("--steps") + 1])
-    done = _kill_at_random(run, [worker], kills=kills, steps=steps, seed=seed)
+    done = _kill_at_random(run, [worker], budget, kills=kills, steps=steps, seed=seed)
     same = run.wait() == 0 and same_result(run.folder, plain)
     return Outcome(
         fault=fault,
@@ -111,7 +129,7 @@ def _kill_and_compare(
     )
 
 
-def stop_engine(folder: Path, *, seconds: float, timeout: float, steps: int) -> Outcome:
+def stop_engine(folder: Path, _: Budget, *, seconds: float, timeout: float, steps: int) -> Outcome:
     """SIGSTOP of the rollout engine: shorter than the time-out it is waited for, longer it is
     replaced, with the stacks of all workers in the run folder."""
     words = f"--groups {GROUPS} --steps {steps} --engine transformers".split()
@@ -143,13 +161,13 @@ def stop_engine(folder: Path, *, seconds: float, timeout: float, steps: int) -> 
 
 
 def _kill_at_random(
-    run: LiveRun, names: Sequence[str], *, kills: int, steps: int, seed: int
+    run: LiveRun, names: Sequence[str], budget: Budget, *, kills: int, steps: int, seed: int
 ) -> int:
     """Kill one of the workers after each of some random steps, a random part of a second later."""
     chance = random.Random(seed)
     done = 0
     for step in sorted(chance.choices(range(1, steps - 1), k=kills)):
-        if not run.wait_for_step(step):
+        if not run.wait_for_step(step) or not budget.left:
             break
         time.sleep(chance.uniform(0.0, 1.0))
         done += run.kill_worker(chance.choice(names))
