@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-fast test-slow lint type format bench docs lock clean
+.PHONY: help venv train test test-fast test-slow lint type format bench chaos docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ type: venv ## mypy, strict on rlx/core and rlx/plugins
 
 bench: venv ## benchmarks; each prints a table (an otherwise idle machine)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: venv ## kill, stop and starve runs, and print what became of them (Linux; root for the disks)
+	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 docs: venv ## regenerate the tables and references in docs/
 	$(BIN)/python scripts/docs.py

@@ -91,9 +91,9 @@ def test_signal_while_workers_start_leaves_nothing(workspace: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["ray", "inline"])
-def test_killed_driver_leaves_no_process_and_a_whole_checkpoint(workspace: Path, runtime: str):
-    words = arguments("out", steps=MANY, runtime=runtime, engine="vllm")
+def test_killed_driver_leaves_no_process_and_a_whole_checkpoint(workspace: Path):
+    """Inline: tests/integration/test_chaos.py."""
+    words = arguments("out", steps=MANY, runtime="ray", engine="vllm")
     process = start(workspace, [*words, "--checkpoint-every", "2"])
     wait_for_step(workspace, workspace / "out", 5)
     children = descendants(process)
@@ -102,7 +102,7 @@ def test_killed_driver_leaves_no_process_and_a_whole_checkpoint(workspace: Path,
     assert left_over(children, patience=15) == []
     checkpoint = latest_checkpoint(workspace / "out/checkpoints")
     assert checkpoint is not None
-    resumed = arguments("out", steps=step_of(checkpoint) + 2, runtime=runtime, engine="vllm")
+    resumed = arguments("out", steps=step_of(checkpoint) + 2, runtime="ray", engine="vllm")
     run(workspace, [*resumed, "--resume"])
     steps = [record["step"] for record in metrics(workspace / "out")]
     assert steps == list(range(1, step_of(checkpoint) + 3))
