@@ -81,6 +81,15 @@ def test_slow_call_of_a_worker_that_gets_on_is_waited_for():
     assert asyncio.run(run()) == "ok"
 
 
+def test_start_has_a_time_out_of_its_own():
+    async def run() -> None:
+        watch, reports = watched(still)
+        await watch.result(asyncio.sleep(1.0), worker="w", method="start")
+        assert reports == []
+
+    asyncio.run(run())
+
+
 def test_finished_calls_are_progress():
     async def run() -> None:
         watch, reports = watched(still)

@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 from rlx.core.errors import WorkerLostError
 
 T = TypeVar("T")
+_START = "start"
+"""The method that loads a model in one piece; it has a time-out of its own."""
 _SLICE = 1.0
 """Seconds of waiting after which the driver looks whether it ran itself."""
 
@@ -104,7 +106,8 @@ class Watch:
             if asked.exception() is not None:  # it died, which the call itself tells
                 continue
             now = (asked.result(), self._finished)
-            still = 0.0 if now != last else still + waited
+            loading = set(self.running.values()) == {_START}
+            still = 0.0 if now != last or loading else still + waited
             last = now
             if still >= self._patience.progress:
                 return await self._give_up(f"it lives, but has not got on for {still:.0f} s")
