@@ -23,6 +23,7 @@ from test_value_learner import change as critic_change
 from test_value_learner import started as started_critic
 from test_value_learner import value_batch
 
+from rlx.core.config import LoraConfig
 from rlx.core.engine.batches import balanced_shares, take
 from rlx.core.engine.learner.learner import PolicyLearner
 from rlx.core.errors import RlxError
@@ -81,6 +82,18 @@ class Rank:
                 learner = self.learner(zero_stage=stage, token_budget=budget)
                 mine = share_of(random_batch(), self.rank)
                 self.seen[f"change {stage} {budget}"] = self.change(learner, mine)
+
+    def adapters(self) -> None:
+        """Two steps, with a look at the reference between them."""
+        for stage in (0, 2, 3):
+            learner = self.learner(zero_stage=stage, lora=LoraConfig(rank=4))
+            mine = share_of(random_batch(), self.rank)
+            before = read_weights(learner)
+            self.update(learner, mine)
+            self.seen[f"reference {stage}"] = learner.score(mine, as_it_started=True)
+            self.update(learner, mine, 1)
+            after = read_weights(learner)
+            self.seen[f"adapters {stage}"] = {name: after[name] - before[name] for name in before}
 
     def uneven(self) -> None:
         """Rank 0 runs idle micro-batches, and has fewer pieces of the projection to do."""
@@ -161,6 +174,7 @@ def main(rank: int, port: int, model: str, folder: str) -> None:
     state = Rank(model, Path(folder), rank, port)
     scenarios: list[Callable[[], None]] = [
         state.stages,
+        state.adapters,
         state.uneven,
         state.metrics,
         state.checkpoint,

@@ -15,6 +15,7 @@ from learner_cases import (
     changed_by,
     free_port,
     random_batch,
+    read_weights,
     relative_difference,
     started,
     write_model,
@@ -24,7 +25,8 @@ from test_value_learner import change as critic_change
 from test_value_learner import started as started_critic
 from test_value_learner import value_batch, write_reward_model
 
-from rlx.core.engine.batches import ragged_indices
+from rlx.core.config import LoraConfig
+from rlx.core.engine.batches import balanced_shares, ragged_indices
 from rlx.core.engine.weights import checksum
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -82,6 +84,22 @@ def test_two_ranks_make_the_update_of_one(
 ) -> None:
     for seen in ranks:
         assert relative_difference(seen[f"change {stage} {budget}"], reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_adapters_on_two_ranks_are_those_of_one(ranks: Seen, model: str, stage: int) -> None:
+    learner = started(model, lora=LoraConfig(rank=4))
+    before, base = read_weights(learner), learner.score(random_batch())
+    for step in range(2):
+        assert learner.update([random_batch()], step=step) is not None
+    after = read_weights(learner)
+    alone = {name: after[name] - before[name] for name in before}
+    joined = np.zeros_like(base)
+    for rank, seen in enumerate(ranks):
+        assert relative_difference(seen[f"adapters {stage}"], alone) < TOLERANCE
+        share = balanced_shares(random_batch().lengths, learner_ranks.WORLD)[rank]
+        joined[ragged_indices(random_batch().action_lengths, share)] = seen[f"reference {stage}"]
+    assert np.abs(joined - base).max() < 1e-4
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,11 @@ def merge_adapter(folder: Path, destination: Path) -> None:
         (destination / name).unlink(missing_ok=True)
 
 
+def _plain_dict(quantized: Any) -> dict[str, Any]:
+    facts = quantized if isinstance(quantized, dict) else quantized.to_dict()
+    return {name: value for name, value in facts.items() if name != "quant_method"}
+
+
 def _facts(folder: Path) -> dict[str, Any]:
     path = folder / ADAPTER_CONFIG
     try:
@@ -68,8 +73,15 @@ def _base(folder: Path, base: str, facts: dict[str, Any]) -> Any:
             where=str(folder),
             fix="peft's own `merge_and_unload`",
         )
+    options = {}
+    if (quantized := getattr(config, "quantization_config", None)) is not None:
+        # The base's files are whole: it was quantised when it was loaded, and is so again.
+        del config.quantization_config
+        options["quantization_config"] = transformers.BitsAndBytesConfig(**_plain_dict(quantized))
     try:
-        return getattr(transformers, named).from_pretrained(base, config=config, dtype=config.dtype)
+        return getattr(transformers, named).from_pretrained(
+            base, config=config, dtype=config.dtype, **options
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(
             f"the base model {base} of the adapter can't be loaded: {error}", where=str(folder)

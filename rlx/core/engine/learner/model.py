@@ -150,6 +150,11 @@ def load_pretrained(
         )
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model '{model}' can't be loaded: {error}") from error
+    for layer in loaded.modules() if settings.lora.quantization else ():
+        # Else bitsandbytes repacks the weights of a model in evaluation mode for a kernel of CPUs
+        # that has no gradient, and says so in a warning only.
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
     return loaded, chosen
 
 
