@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from rlx.core.engine.learner.distributed import local_device
 from rlx.core.engine.learner.lora import WEIGHTS_NAME, Adapter
 from rlx.core.engine.learner.weights_file import copy_tokenizer, plain
 from rlx.core.errors import UsageError
@@ -26,6 +28,8 @@ def merge_adapter(folder: Path, destination: Path) -> None:
     Raises:
         UsageError: the folder or its base can't be read, or it holds no LoRA adapter.
     """
+    if local_device().type == "cpu":  # peft looks for DeepSpeed, which warns when it has to guess
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     facts = _facts(folder)
     base = resolve_model(str(facts.get("base_model_name_or_path")), where=ADAPTER_CONFIG)
     model = _base(folder, base, facts)
