@@ -76,7 +76,7 @@ async def score_groups(folder: Path) -> tuple[list[list[Rollout] | None], dict[s
         await worker.call("start")
         return worker
 
-    async def replace(number: int) -> RayWorker:
+    async def replace(number: int, why: str) -> RayWorker:
         await runtime.end(running[number])
         running[number] = await start(specs[number])
         return running[number]

@@ -434,7 +434,7 @@ def test_worker_full_of_hanging_threads_is_replaced(functions: Any) -> None:
     pairs = [(reference("hangs_on_bad"), 1.0)]
     replaced: list[int] = []
 
-    async def replace(index: int) -> Local:
+    async def replace(index: int, why: str) -> Local:
         replaced.append(index)
         worker = RewardWorker(pairs, 2, 0.2)
         worker.start()
@@ -467,7 +467,7 @@ def mortal_runner(**policy: Any) -> tuple[RewardRunner, list[int]]:
         worker.start()
         return Mortal(worker)
 
-    async def replace(index: int) -> Mortal:
+    async def replace(index: int, why: str) -> Mortal:
         replaced.append(index)
         return new()
 
@@ -584,7 +584,7 @@ def test_replaced_worker_gets_the_state_that_was_taken_last(functions: Any) -> N
         worker.start()
         return Mortal(worker)
 
-    async def replace(index: int) -> Mortal:
+    async def replace(index: int, why: str) -> Mortal:
         return new()
 
     runner = RewardRunner([new()], pairs, RewardPolicy(failure="drop_group"), replace=replace)

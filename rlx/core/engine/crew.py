@@ -118,8 +118,8 @@ class Crew:
         """The rewards, with new workers for those that hang or die."""
         names = [spec.name for spec in specs]
 
-        async def replace(number: int) -> Worker:
-            lost = WorkerLostError(names[number], "died or hangs")
+        async def replace(number: int, why: str) -> Worker:
+            lost = WorkerLostError(names[number], why)
             limit = self._config.faults.reward_restarts
             return await self._renew(lost, "reward_restarts", limit=limit)
 

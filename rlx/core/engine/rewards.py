@@ -13,7 +13,7 @@ from rlx.core.config import RewardPolicy
 from rlx.core.engine.interfaces import RewardReply
 from rlx.core.engine.reward_compose import Composed, RewardComposer
 from rlx.core.engine.reward_worker import RewardWorker
-from rlx.core.errors import ComponentError, EngineError
+from rlx.core.errors import ComponentError, EngineError, WorkerLostError
 from rlx.core.references import ComponentRef
 from rlx.core.rewards import RewardInputs, reward_inputs_of
 from rlx.core.rollouts import Rollout
@@ -27,8 +27,8 @@ class Handle(Protocol):
     async def call(self, method: str, *args: Any) -> Any: ...
 
 
-Replace = Callable[[int], Awaitable[Handle]]
-"""Ends worker number i, if it still can be ended, and returns a started new one."""
+Replace = Callable[[int, str], Awaitable[Handle]]
+"""Ends worker number i, if it still can be ended, and returns a started new one; told why."""
 
 
 class RewardRunner:
@@ -126,10 +126,10 @@ class RewardRunner:
             self._remembered[index] = saved[index] if index < len(saved) else saved[0]
             try:
                 await worker.call("load_state_dict", self._remembered[index])
-            except EngineError:
+            except EngineError as error:
                 if self._replace is None:
                     raise
-                await self._renew(index, worker)
+                await self._renew(index, worker, _reason(error))
 
     async def close(self) -> None:
         """Give up what is still running."""
@@ -184,7 +184,7 @@ class RewardRunner:
         except EngineError as error:
             if self._replace is None:
                 raise
-            await self._renew(index, worker)
+            await self._renew(index, worker, _reason(error))
             if len(groups) > 1:
                 return [table for g in groups for table in await self._score(index, [g])]
             if again:  # it may have been another call that killed the worker
@@ -198,16 +198,17 @@ class RewardRunner:
     async def _renew_if_stuck(self, index: int, worker: Handle) -> None:
         try:
             stuck = await worker.call("stuck")
-        except EngineError:  # it was lost after it had answered
-            stuck = self._policy.concurrency
+        except EngineError as error:  # it was lost after it had answered
+            await self._renew(index, worker, _reason(error))
+            return
         if stuck >= self._policy.concurrency:
-            await self._renew(index, worker)
+            await self._renew(index, worker, f"is full: {stuck} calls of rewards in it hang")
 
-    async def _renew(self, index: int, dead: Handle) -> None:
+    async def _renew(self, index: int, dead: Handle, why: str) -> None:
         assert self._replace is not None
         async with self._locks[index]:
             if self._workers[index] is dead:  # else a concurrent call did it already
-                self._workers[index] = await self._replace(index)
+                self._workers[index] = await self._replace(index, why)
                 if self._remembered[index]:
                     await self._workers[index].call("load_state_dict", self._remembered[index])
                 self._counts["reward/workers_replaced"] += 1
@@ -226,6 +227,11 @@ class _Waiting:
 
     samples: list[RewardInputs]
     replies: asyncio.Future[list[list[RewardReply]]]
+
+
+def _reason(error: EngineError) -> str:
+    """What became of a worker, to be said after its name."""
+    return error.what if isinstance(error, WorkerLostError) else str(error)
 
 
 def _rewarded(rollout: Rollout, composed: Composed) -> Rollout:
