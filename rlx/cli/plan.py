@@ -227,22 +227,22 @@ def _print_totals(
         return bool(layout.gpus) and (name in layout.seats or name.startswith("critic-"))
 
     out = console()
-    gpus = "no GPU"
-    if machine.gpus:
-        gpus = f"{len(machine.gpus)} × {machine.gpus[0].name} {sizes.gib(machine.gpus[0].memory)}"
+    gpus = f"{len(machine.gpus)} GPUs" if machine.gpus else "no GPU"
     if info.parameters is None:
         out.print("the model's size is not known, so there is no estimate of the whole")
         return
     on_host = [role.process if seated(role.name) else role.memory or 0 for role in placed]
     total = sum(on_host)
-    beside = "beside the GPUs " if layout.gpus else ""
     weights = sizes.weight_bytes(info.parameters, sizes.learner_dtype(config, info))
     critic = any(role.name.startswith("critic") for role in placed)
     checkpoint = sizes.checkpoint_bytes(config, info, info.parameters, critic=critic)
-    out.print(
-        f"in all about {sizes.gib(total)} {beside}of {sizes.gib(machine.memory)} "
-        f"({sizes.gib(machine.memory_available)} free), {machine.cpus} CPUs, {gpus}"
-    )
+    if layout.gpus:
+        out.print(f"the processes take about {sizes.gib(total)} of the hosts' memory")
+    else:
+        out.print(
+            f"in all about {sizes.gib(total)} of {sizes.gib(machine.memory)} "
+            f"({sizes.gib(machine.memory_available)} free), {machine.cpus} CPUs, {gpus}"
+        )
     out.print(
         f"publishing the weights takes {sizes.gib(weights)} of shared memory, "
         f"a checkpoint {sizes.gib(checkpoint)} on disk"

@@ -34,7 +34,14 @@ def two_nodes() -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, __file__],
         cwd="/",
-        env={**bare, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"},
+        env={
+            **bare,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # `ray start` and `ray.init` turn tokens on where there is one, these nodes don't.
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_prestart_worker_first_driver": "0",
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -31,8 +31,11 @@ def digits(sample):
 """
 
 
-def test_two_ranks_and_two_engines_train_on_two_nodes(workspace: Path) -> None:
+def test_two_ranks_and_two_engines_train_on_two_nodes(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """About 40 s on one core. The reward lies with the driver only, and imports its neighbour."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     (workspace / "rlxfile.py").write_text(HOOKS)
     (workspace / "lib").mkdir()
     (workspace / "lib" / "bounds.py").write_text("SCALE = 0.1\n")

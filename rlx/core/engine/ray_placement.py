@@ -17,7 +17,7 @@ from typing import Any
 from rlx.core.config_placement import PlacementConfig
 from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.errors import EngineError
-from rlx.core.layout import ROLES, Layout, Process, lay_out
+from rlx.core.layout import ROLES, Group, Layout, Process, lay_out
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -31,8 +31,8 @@ class Spot:
     address: str
     gpus: tuple[str, ...]
     """As `CUDA_VISIBLE_DEVICES` names them on that node."""
-    ports: tuple[int, ...]
-    """Free when the bundle was granted; one for each role."""
+    ports: tuple[int, ...] = ()
+    """Free when the bundle was granted; one for each role. Empty where nobody asked."""
 
 
 class RayPlacement:
@@ -78,7 +78,10 @@ class RayPlacement:
                 ]
                 groups.append(ray.util.placement_group(bundles, strategy=settings.strategy))
             _wait(groups, layout, settings.patience)
-            spots = [_look(group) for group in groups]
+            meets = {spec.name for spec in specs if spec.rank == 0 and _meets(spec)}
+            spots = [
+                _look(made, group, meets) for made, group in zip(groups, layout.groups, strict=True)
+            ]
             return cls(layout, groups, spots, sleep_level=settings.sleep_level)
         except BaseException:
             _remove(groups)
@@ -90,7 +93,7 @@ class RayPlacement:
 
     def _settled(self, spec: WorkerSpec) -> WorkerSpec:
         kwargs = dict(spec.kwargs)
-        if "master_port" in kwargs and spec.name in self._layout.seats:
+        if _meets(spec) and spec.name in self._layout.seats:
             first = self._spot(spec.name.rpartition("-")[0] + "-0")
             role = sorted(ROLES).index(spec.role)
             kwargs |= {"master_address": first.address, "master_port": first.ports[role]}
@@ -139,6 +142,11 @@ def wanted(specs: Sequence[WorkerSpec]) -> list[Process]:
     ]
 
 
+def _meets(spec: WorkerSpec) -> bool:
+    """Whether it is one of several ranks, which have to find one another."""
+    return spec.world > 1 and "master_port" in spec.kwargs
+
+
 def _bundle(cpus: float, gpus: int) -> dict[str, float]:
     # Ray refuses a bundle of nothing.
     return {"CPU": max(cpus, 1.0 if not gpus else 0.0), **({"GPU": float(gpus)} if gpus else {})}
@@ -164,23 +172,27 @@ def _wait(groups: Sequence[Any], layout: Layout, patience: float) -> None:
         ) from None
 
 
-def _look(group: Any) -> list[Spot]:
-    """Ask every bundle where it is and which GPUs are its own."""
+def _look(made: Any, group: Group, meets: set[str]) -> list[Spot]:
+    """Where every bundle is. Which GPUs are its own, and which ports are free where the ranks of a
+    learner meet, only a process in the bundle can tell."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     look: Any = ray.remote(here)
-    asked = []
-    for number, bundle in enumerate(group.bundle_specs):
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    of_bundle = ray.util.placement_group_table(made)["bundles_to_node_id"]
+    spots: list[Any] = []
+    for number, names in enumerate(group.processes):
+        if not group.bundle_gpus and not meets.intersection(names):
+            node = of_bundle[number]
+            spots.append(ray.put(Spot(node=node, address=nodes[node], gpus=())))
+            continue
         strategy = PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=number
+            placement_group=made, placement_group_bundle_index=number
         )
-        asked.append(
-            look.options(
-                num_cpus=0, num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy
-            ).remote()
-        )
-    return ray.get(asked)
+        asked = look.options(num_cpus=0, num_gpus=group.bundle_gpus, scheduling_strategy=strategy)
+        spots.append(asked.remote())
+    return ray.get(spots)
 
 
 def here() -> Spot:

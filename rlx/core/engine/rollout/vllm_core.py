@@ -109,6 +109,9 @@ class VllmCore:
             "max_model_len": self._context_length,
             "max_num_seqs": settings.max_running,
             "tensor_parallel_size": settings.tensor_parallel,
+            # Inside a Ray actor vLLM would ask Ray for more actors; children of this process see
+            # its GPUs, and end with it.
+            "distributed_executor_backend": "mp" if settings.tensor_parallel > 1 else None,
             "enforce_eager": settings.enforce_eager,
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",
