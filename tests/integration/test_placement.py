@@ -111,6 +111,10 @@ def test_every_worker_sees_the_gpus_of_its_seat_and_nobody_else_gets_them(ray: A
     assert seen["reference"] == seen["learner-0"]
     assert free == GPUS - 2, "what the first run had is free again"
 
+    seen, free, _ = see(ray, gpus=0)
+    assert set(map(tuple, seen.values())) == {()}
+    assert free == GPUS
+
 
 def test_too_few_gpus_and_a_cluster_that_is_busy_are_told(ray: Any) -> None:
     with pytest.raises(UsageError, match="needs 5 GPUs"):

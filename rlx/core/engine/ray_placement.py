@@ -36,7 +36,12 @@ class Spot:
 
 
 class RayPlacement:
-    """The reserved bundles of a run."""
+    """The reserved bundles of a run.
+
+    Args:
+        spots: of each bundle of each group.
+        hides: there are GPUs, of which a worker is to see no other than its own.
+    """
 
     def __init__(
         self,
@@ -44,9 +49,11 @@ class RayPlacement:
         groups: Sequence[Any],
         spots: Sequence[Sequence[Spot]],
         *,
+        hides: bool,
         sleep_level: int,
     ) -> None:
         self._layout = layout
+        self._hides = hides
         self._sleeps = bool(sleep_level and layout.sharing("engines"))
         self._groups = list(groups)
         self._spots = spots
@@ -62,12 +69,8 @@ class RayPlacement:
         import ray
 
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        layout = lay_out(
-            wanted(specs),
-            settings,
-            gpus=sum(int(one.get("GPU", 0)) for one in resources),
-            node_gpus=max(int(one.get("GPU", 0)) for one in resources),
-        )
+        gpus = [int(one.get("GPU", 0)) for one in resources]
+        layout = lay_out(wanted(specs), settings, gpus=sum(gpus), node_gpus=max(gpus))
         cpus = {spec.name: spec.cpus for spec in specs}
         groups: list[Any] = []
         try:
@@ -82,7 +85,7 @@ class RayPlacement:
             spots = [
                 _look(made, group, meets) for made, group in zip(groups, layout.groups, strict=True)
             ]
-            return cls(layout, groups, spots, sleep_level=settings.sleep_level)
+            return cls(layout, groups, spots, hides=any(gpus), sleep_level=settings.sleep_level)
         except BaseException:
             _remove(groups)
             raise
@@ -101,7 +104,7 @@ class RayPlacement:
             # While the learner trains, an engine that runs ahead generates.
             kwargs["sleeps"] = spec.kwargs["settings"].max_staleness == 0
         env = dict(spec.env)
-        if self._layout.gpus:
+        if self._hides:
             seat = self._layout.seats.get(spec.name)
             own = [self._spot(spec.name).gpus[number] for number in seat.gpus] if seat else []
             env[VISIBLE] = ",".join(own)
