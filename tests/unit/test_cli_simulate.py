@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_simulation import record
 
-from rlx.cli.main import main
+from rlx.cli.main import _exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,11 +23,7 @@ def rlx(
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["rlx", "plan", "--simulate", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+        code = _exit_code()
         output = capsys.readouterr()
         return code, output.out + output.err
 
