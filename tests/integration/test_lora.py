@@ -18,6 +18,8 @@ from learner_cases import (
     write_model,
 )
 from objective_cases import OBJECTIVES, gradient_of, others_of, rows_for, started_objective
+from test_value_learner import started as started_critic
+from test_value_learner import value_batch
 from transformers import AutoModelForCausalLM
 
 from rlx.core.config import LoraConfig
@@ -133,6 +135,31 @@ def test_head_of_a_reward_model_is_trained_whole(model: str) -> None:
     head = [value for name, value in gradient.items() if name.startswith("model.score.")]
     assert len(head) == 1
     assert np.abs(head[0]).max() > 0
+
+
+def test_critic_has_adapters_and_a_head_that_is_trained_whole(model: str, tmp_path: Path) -> None:
+    learner = started_critic(model, lora=LORA)
+    batch = value_batch()
+    held = learner._training.model
+    assert {
+        name.split(".")[0] for name, p in held.module.named_parameters() if p.requires_grad
+    } == {
+        "model",
+        "head",
+    }
+    before = {name: p.detach().clone() for name, p in held.module.named_parameters()}
+    for step in range(3):  # from a head of zeros nothing reaches the adapters at first
+        assert learner.update([batch], step=step) is not None
+    changed = {
+        name for name, p in held.module.named_parameters() if not torch.equal(p, before[name])
+    }
+    assert "head.weight" in changed
+    assert all(".lora_" in name for name in changed - {"head.weight"})
+    assert len(changed) == 1 + 2 * 14
+    learner.save(str(tmp_path))
+    resumed = started_critic(model, lora=LORA, seed=3)
+    resumed.load(str(tmp_path))
+    assert (resumed.score(batch) == learner.score(batch)).all()
 
 
 @pytest.mark.parametrize(

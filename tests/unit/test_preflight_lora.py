@@ -10,6 +10,7 @@ from model_folder import LLAMA, make_model
 
 from rlx.core import preflight_lora, sizes
 from rlx.core.config import LoraConfig, RunConfig
+from rlx.core.engine import workers
 from rlx.core.errors import UsageError
 from rlx.core.model_layers import linear_layers, module_names
 from rlx.core.models import ModelInfo, is_adapter, model_info, resolve_model
@@ -149,3 +150,19 @@ def test_sizes_count_what_is_trained(info: ModelInfo) -> None:
     assert needed == 4 * info.parameters + adapters * (4 + 4 + 8)
     assert needed < sizes.training_bytes(whole, info, info.parameters)
     assert sizes.checkpoint_bytes(adapted, info, info.parameters) == adapters * (4 + 4 + 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "own_model"),
+    [
+        ({"learner": {"lora": {"rank": 4}}}, False),
+        ({"learner": {"lora": {"rank": 4}}, "kl": {"coef": 0.1, "reference": "m"}}, False),
+        ({"learner": {"lora": {"rank": 4}}, "kl": {"coef": 0.1, "reference": "other"}}, True),
+        ({}, True),
+    ],
+)
+def test_reference_is_a_model_of_its_own_unless_it_is_the_policy_without_adapters(
+    settings: dict[str, Any], own_model: bool
+) -> None:
+    config = RunConfig.model_validate({"model": "m", "kl": {"coef": 0.1}, **settings})
+    assert workers.needs_reference_model(config, frozenset()) is own_model
