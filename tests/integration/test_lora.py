@@ -327,6 +327,20 @@ def test_unknown_module_names_say_what_there_is(model: str) -> None:
         started(model, lora=LoraConfig(rank=2, modules_to_save=["lm_head"]))
 
 
+def test_adapter_of_another_base_is_refused(model: str, tmp_path: Path) -> None:
+    started(model, lora=LORA).export(str(tmp_path / "adapter"), adapter=True)
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(path.read_text().replace(model, "embedded"))
+    with pytest.raises(UsageError, match="can't be loaded"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "whole")
+    (tmp_path / "adapter" / "config.json").unlink()
+    with pytest.raises(UsageError, match="does not fit its base"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "whole")
+    path.write_text(path.read_text().replace('"embedded"', '"./nowhere"'))
+    with pytest.raises(UsageError, match="no model folder"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "whole")
+
+
 def test_adapter_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
     with pytest.raises(UsageError, match="IA3"):

@@ -122,16 +122,23 @@ class Adapter:
 
     @classmethod
     def load(cls, model: Any, folder: str) -> Adapter:
-        """The adapters of a folder in peft's format on the model that they were trained beside."""
+        """The adapters of a folder in peft's format on the model that they were trained beside.
+
+        Raises:
+            EngineError: some are of layers that are not linear.
+        """
         from peft import PeftModel
 
         adapter = cls.__new__(cls)
         adapter._attach(PeftModel.from_pretrained(model, folder))
+        others = [name for name, layer in adapter._layers.items() if _NAME not in layer.lora_A]
+        if others:
+            raise EngineError(f"{folder} has adapters of layers that are not linear: {others[0]}")
         return adapter
 
     def facts(self) -> dict[str, Any]:
         """For the run's manifest."""
-        trained = sum(parameter.numel() for _, parameter in self._trained())
+        trained = sum(parameter.numel() for _, parameter in self.own_parameters())
         return {"trainable": trained, "adapters": len(self._layers)}
 
     @contextmanager
@@ -192,7 +199,9 @@ class Adapter:
 
     def own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names in the model and parameters of what is trained, without the base."""
-        yield from self._trained()
+        for name, parameter in self._model.named_parameters():
+            if ".lora_" in name or f".modules_to_save.{_NAME}." in name:
+                yield name, parameter
 
     def save(self, weights: Mapping[str, Tensor], folder: Path) -> None:
         """Write a folder in peft's format, with the whole model's configuration beside it.
@@ -214,11 +223,6 @@ class Adapter:
         whole = copy.deepcopy(self._model.config)
         whole.architectures = [type(self._model).__name__]
         whole.save_pretrained(folder)
-
-    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, parameter in self._model.named_parameters():
-            if ".lora_" in name or f".modules_to_save.{_NAME}." in name:
-                yield name, parameter
 
 
 def alpha_of(settings: LoraConfig) -> float:

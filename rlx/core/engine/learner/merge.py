@@ -10,7 +10,7 @@ from typing import Any
 from rlx.core.engine.learner.distributed import local_device
 from rlx.core.engine.learner.lora import WEIGHTS_NAME, Adapter
 from rlx.core.engine.learner.weights_file import copy_tokenizer, plain
-from rlx.core.errors import UsageError
+from rlx.core.errors import EngineError, UsageError
 from rlx.core.models import ADAPTER_CONFIG, resolve_model
 
 _CLASSES = {"CAUSAL_LM": "AutoModelForCausalLM"}
@@ -33,7 +33,14 @@ def merge_adapter(folder: Path, destination: Path) -> None:
     facts = _facts(folder)
     base = resolve_model(str(facts.get("base_model_name_or_path")), where=ADAPTER_CONFIG)
     model = _base(folder, base, facts)
-    adapter = Adapter.load(model, str(folder))
+    try:
+        adapter = Adapter.load(model, str(folder))
+    except (EngineError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"the adapter does not fit its base model {base}: {error}",
+            where=str(folder),
+            fix="the base that it was trained beside, as adapter_config.json names it",
+        ) from None
     weights = {weight.name: weight.compute() for weight in adapter.whole_weights()}
     destination.mkdir(parents=True, exist_ok=True)
     plain(model).save_pretrained(destination, state_dict=weights)
@@ -86,7 +93,7 @@ def _base(folder: Path, base: str, facts: dict[str, Any]) -> Any:
         return getattr(transformers, named).from_pretrained(
             base, config=config, dtype=config.dtype, **options
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UsageError(
             f"the base model {base} of the adapter can't be loaded: {error}", where=str(folder)
         ) from None
