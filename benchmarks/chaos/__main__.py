@@ -16,6 +16,7 @@ from benchmarks.chaos import machine, workers
 from benchmarks.chaos.driver import kill_driver
 from benchmarks.chaos.runs import Budget, Outcome
 
+_MARK = "<!-- chaos -->"
 Experiment = Callable[[Path, Budget], Outcome]
 
 
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a few kills, about a minute")
     parser.add_argument("--keep", type=Path, help="file with what was done before")
     parser.add_argument("--seconds", type=float, help="for the kills of one experiment, at most")
+    parser.add_argument("--page", type=Path, help="write the table between the marks of this page")
     parser.add_argument("--folder", type=Path, help="for the runs, which stay there")
     arguments = parser.parse_args()
     experiments = SMALL if arguments.small else EXPERIMENTS
@@ -96,6 +98,8 @@ def main() -> None:
             _keep(arguments.keep, results)
     shown = [results[name] for name in experiments if name in results]
     print(table(shown))
+    if arguments.page:
+        _write_page(arguments.page, table(shown))
     sys.exit(any(one.good < one.injected for one in shown))
 
 
@@ -110,6 +114,12 @@ def table(outcomes: list[Outcome]) -> str:
         for one in rows.values()
     ]
     return "\n".join(lines)
+
+
+def _write_page(page: Path, rows: str) -> None:
+    before, _, rest = page.read_text(encoding="utf-8").partition(_MARK)
+    _, _, after = rest.partition(_MARK)
+    page.write_text(f"{before}{_MARK}\n{rows}\n{_MARK}{after}", encoding="utf-8")
 
 
 def _kept(path: Path | None) -> dict[str, Outcome]:
