@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write the table between the marks of this page")
     parser.add_argument("--folder", type=Path, help="for the runs, which stay there")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that runs are ended too
     experiments = SMALL if arguments.small else EXPERIMENTS
     if unknown := set(arguments.only or ()) - experiments.keys():
         parser.error(f"no experiment {', '.join(sorted(unknown))}; there are {list(experiments)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -102,6 +103,7 @@ class LiveRun:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        atexit.register(self.process.kill)  # its own watcher ends its workers then
 
     def wait(self, timeout: float = 300.0) -> int:
         """Wait for its end; returns the exit code."""
