@@ -345,7 +345,8 @@ class RayRuntime:
                 ) from error
         else:
             cpus = max(os.cpu_count() or 1, self._slots)
-            ray.init(num_cpus=cpus, object_store_memory=512 * 2**20, **common)
+            # "local": without it, Ray joins whatever `ray start` has left on this machine.
+            ray.init(address="local", num_cpus=cpus, object_store_memory=512 * 2**20, **common)
         self._started_ray = True
 
     async def seat(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
