@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional
 
 from rlx.core.engine.interfaces import Sampling
+
+_BLOCK = 256
 
 
 def processed_logprobs(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
@@ -62,11 +65,41 @@ def sample(
         uniforms: [B] float64 in [0, 1).
         greedy: [B] bool, rows that take the most likely token.
     """
-    best = logprobs.argmax(-1)
-    cumulated = logprobs.exp().cumsum(-1)
-    target = (uniforms * cumulated[:, -1].double()).float()[:, None]
-    # The first index whose cumulated probability is above the target never has probability 0.
-    drawn = torch.searchsorted(cumulated, target, right=True)[:, 0]
-    drawn = torch.where(drawn < logprobs.shape[-1], drawn, best)
-    tokens = torch.where(greedy, best, drawn)
+    tokens = draw(logprobs, uniforms)
+    if greedy.any():
+        tokens = torch.where(greedy, logprobs.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One token [B] int64 per row, by inversion of the distribution.
+
+    First among blocks of tokens, then in the block that was drawn, so that each probability is
+    read once. A token of probability 0 is never drawn.
+
+    Args:
+        logprobs: [B, V] float32, −inf for excluded tokens.
+        uniforms: [B] float64 in [0, 1).
+    """
+    rows, vocabulary = logprobs.shape
+    probabilities = logprobs.exp()
+    if missing := -vocabulary % _BLOCK:
+        probabilities = functional.pad(probabilities, (0, missing))
+    blocks = probabilities.view(rows, -1, _BLOCK)
+    block, left = _invert(blocks.sum(-1), uniforms)
+    token, _ = _invert(blocks[torch.arange(rows, device=logprobs.device), block], left)
+    return block * _BLOCK + token
+
+
+def _invert(weights: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index [B] in each row of weights [B, n] at which a share [B] of the row's sum is reached,
+    and which share of that index's own weight it takes to get there."""
+    cumulated = weights.double().cumsum(-1)
+    target = (shares * cumulated[:, -1])[:, None]
+    # The first index whose cumulated weight is above the target never has weight 0.
+    index = torch.searchsorted(cumulated, target, right=True)
+    # Rounding may put the target at the sum itself: then the heaviest one.
+    index = torch.where(index < weights.shape[-1], index, weights.argmax(-1, keepdim=True))
+    own = weights.gather(1, index).double()
+    before = cumulated.gather(1, index) - own
+    return index[:, 0], ((target - before) / own).clamp(0, 1)[:, 0]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlx.core.engine.interfaces import WeightsFile
+from rlx.core.engine.rollout.sampling import draw
 from rlx.core.engine.weights import open_weights
 
 OWNER_VARIABLE = "RLX_ENGINE_PID"
@@ -140,5 +141,32 @@ def _skip_ranks() -> None:
     sampler.batched_count_greater_than = no_ranks
 
 
+def _draw_by_inversion() -> None:
+    """Sample on a CPU by one random number a row in place of one for each token.
+
+    vLLM's own way (the largest of log-probs with noise) takes as long as an eighth of the model.
+    """
+    import torch
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    own = topk_topp_sampler.TopKTopPSampler.forward_cpu
+
+    def forward_cpu(
+        self: Any, logits: Any, generators: dict[int, torch.Generator], k: Any, p: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.logprobs_mode != "processed_logprobs":
+            return own(self, logits, generators, k, p)
+        kept = topk_topp_sampler.apply_top_k_top_p(logits, k, p)
+        logprobs = kept.log_softmax(dim=-1, dtype=torch.float32)
+        uniforms = torch.rand(len(logits), dtype=torch.float64)
+        for row, generator in generators.items():
+            uniforms[row] = torch.rand((), dtype=torch.float64, generator=generator)
+        return draw(logprobs, uniforms), logprobs
+
+    sampler: Any = topk_topp_sampler.TopKTopPSampler
+    sampler.forward_cpu = forward_cpu
+
+
 _start_watchdog()
 _skip_ranks()
+_draw_by_inversion()
