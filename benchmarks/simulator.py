@@ -30,12 +30,13 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--keep", type=Path, help="folder for the runs; those in it are used")
     options = parser.parse_args()
     if options.table:
         print_table()
         return
     with tempfile.TemporaryDirectory() as folder:
-        compare(Path(folder), options.steps, options.engine)
+        compare(options.keep or Path(folder), options.steps, options.engine)
 
 
 def compare(folder: Path, steps: int, engine: str) -> float:
@@ -77,6 +78,8 @@ def compare(folder: Path, steps: int, engine: str) -> float:
 def train(output: Path, steps: int, more: list[str]) -> None:
     words = SETTINGS.format(steps=steps, output=output).split()
     command = [sys.executable, "-m", "rlx", *words, *more]
+    if (output / "finished.json").is_file():
+        return
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout[-3000:] + done.stderr[-3000:])

@@ -6,8 +6,10 @@ python ray_cluster.py    # prints the address, ends with its standard input
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,6 +33,8 @@ def two_nodes() -> Iterator[str]:
         for name, value in os.environ.items()
         if not name.startswith(("PYTEST", "RLX", "RAY"))
     }
+    # Of its own: `ray.init` of others on this machine must not find it.
+    folder = tempfile.mkdtemp(prefix="ray-")
     process = subprocess.Popen(
         [sys.executable, __file__],
         cwd="/",
@@ -39,6 +43,7 @@ def two_nodes() -> Iterator[str]:
             "RAY_USAGE_STATS_ENABLED": "0",
             # `ray start` and `ray.init` turn tokens on where there is one, these nodes don't.
             "RAY_AUTH_MODE": "disabled",
+            "RAY_TMPDIR": folder,
             "RAY_prestart_worker_first_driver": "0",
             "OMP_NUM_THREADS": "1",
         },
@@ -53,6 +58,7 @@ def two_nodes() -> Iterator[str]:
     finally:
         process.stdin.close()
         process.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

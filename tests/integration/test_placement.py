@@ -36,6 +36,7 @@ def ray() -> Iterator[Any]:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
+        "local",
         num_cpus=8,
         num_gpus=GPUS,
         include_dashboard=False,

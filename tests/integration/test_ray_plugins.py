@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 CLUSTER = """
 import sys, ray
-context = ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False,
+context = ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False,
                    logging_level="ERROR", object_store_memory=256 * 2**20)
 print(context.address_info["gcs_address"], flush=True)
 sys.stdin.read()
