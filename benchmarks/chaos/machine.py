@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,18 +62,19 @@ def full_disk(folder: Path, _: Budget, *, steps: int) -> Outcome:
 
 def read_only(folder: Path, _: Budget) -> Outcome:
     """Refused before anything starts; in mid-run it ends at the next checkpoint."""
-    with _small_disk(folder / "disk", 64 << 20) as disk:
+    with _small_disk(folder / "refused", 1 << 20) as disk:
         _remount(disk, "ro")
         run = LiveRun(disk / "run", words_for(3), log=folder / "refused.log")
         refused = run.wait() == 2 and "is not a folder that can be written to" in run.tail()
-        _remount(disk, "rw")
-        run = LiveRun(disk / "run", words_for(1000), log=folder / "ended.log")
+    target = folder / "ended"
+    with _small_disk(target / "checkpoints", 64 << 20) as disk:
+        run = LiveRun(target, words_for(1000), log=folder / "ended.log")
         run.wait_for_step(2)
         _remount(disk, "ro")
         ended = run.wait() == 1 and "Read-only file system" in run.tail()
-        whole = latest_checkpoint(disk / "run" / "checkpoints") is not None
+        whole = latest_checkpoint(disk) is not None
     return Outcome(
-        fault="read-only run folder, from the start and in mid-run",
+        fault="read-only run folder from the start, read-only checkpoints in mid-run",
         injected=2,
         good=int(refused) + int(ended and whole),
         note="refused before the start; in mid-run it ends at the next checkpoint and says so, the "
@@ -127,7 +129,13 @@ def _small_disk(place: Path, size: int) -> Iterator[Path]:
 
 
 def _remount(place: Path, option: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{option}", str(place)], check=True)
+    """Change a mount; as long as a file there is written, it is busy."""
+    command = ["mount", "-o", f"remount,{option}", str(place)]
+    deadline = time.monotonic() + 30
+    while subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{place} can't be mounted again with {option}")
+        time.sleep(0.05)
 
 
 def _size(folder: Path | None) -> int:
