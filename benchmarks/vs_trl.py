@@ -50,7 +50,7 @@ class Case:
     steps: int
     """With the first, which does not count."""
     trl: tuple[str, ...]
-    """Settings of TRL: its best on the machine of the docs, and its defaults in float32."""
+    """Settings of TRL: those that may be its best, and float32 as it is stored by default."""
     rlx: tuple[str, ...]
     """Words for `rlx train`."""
 
@@ -59,7 +59,11 @@ INLINE = ("--runtime", "inline", "--engine", "transformers")
 CASES = {
     "tiny": Case(groups=32, prompt_tokens=8, steps=21, trl=("float32",), rlx=INLINE),
     "short": Case(
-        groups=8, prompt_tokens=8, steps=4, trl=("bfloat16", "float32"), rlx=("--engine", "vllm")
+        groups=8,
+        prompt_tokens=8,
+        steps=4,
+        trl=("bfloat16", "bfloat16, batches of 16", "float32"),
+        rlx=("--engine", "vllm"),
     ),
     "long": Case(groups=8, prompt_tokens=256, steps=2, trl=("bfloat16",), rlx=("--engine", "vllm")),
 }

@@ -27,12 +27,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bfloat16": {"bf16": False, "weights": "bfloat16", **PLAIN},
     "bfloat16, batches of 16": {"bf16": False, "weights": "bfloat16", "micro": 16, **PLAIN},
     "bfloat16, batches of 32": {"bf16": False, "weights": "bfloat16", "micro": 32, **PLAIN},
-    "bfloat16, continuous batching": {
-        "bf16": False,
-        "weights": "bfloat16",
-        "use_transformers_continuous_batching": True,
-        **PLAIN,
-    },
 }
 
 
