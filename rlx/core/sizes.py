@@ -9,6 +9,9 @@ from rlx.core.config_lora import ALL_LINEAR
 from rlx.core.model_layers import ends_with, linear_layers
 from rlx.core.models import ModelInfo
 
+KV_BLOCK = 32
+"""Tokens per block of the KV cache on a CPU host. vLLM's default of 128 shares no prefix of a short
+prompt."""
 GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ADAM = 8
@@ -153,6 +156,31 @@ def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int | None:
     if info.layers is None or info.kv_width is None:
         return None
     return 2 * info.layers * info.kv_width * _BYTES.get(dtype, 2)
+
+
+def kv_gib_of_a_step(
+    config: RunConfig,
+    info: ModelInfo,
+    *,
+    dtype: str,
+    sequence_tokens: int | None,
+    context_length: int,
+) -> float | None:
+    """KV cache that all rollouts of a training step can fill at once, and at least one of the whole
+    context, so that an engine of a CPU host need not keep (and clear) more; None: not known.
+
+    Args:
+        sequence_tokens: most tokens of a rollout; None: not known.
+    """
+    token = kv_bytes_per_token(info, dtype)
+    rollout = config.rollout
+    if token is None or sequence_tokens is None or rollout.max_staleness or config.evaluates:
+        return None
+    # A greedy rollout a group beside those that are trained on, where an estimator asks for it.
+    sequences = min(rollout.max_running, rollout.groups * (rollout.group_size + 1))
+    # Sequences take whole blocks; the engine keeps some for itself.
+    tokens = max(sequences * (sequence_tokens + KV_BLOCK), context_length) + 4 * KV_BLOCK
+    return tokens * token / GIB
 
 
 def checkpoint_bytes(

@@ -47,6 +47,7 @@ class Tasks(Sequence[Task]):
         source: str,
         kept: np.ndarray | None,
         max_prompt_tokens: int | None,
+        longest_prompt: int | None = None,
     ) -> None:
         self._rows = rows
         self._prompts = prompts
@@ -56,6 +57,8 @@ class Tasks(Sequence[Task]):
         self._kept = kept
         """[P] int64, row numbers of the tasks; None: all rows."""
         self.max_prompt_tokens = max_prompt_tokens
+        self.longest_prompt = longest_prompt
+        """Tokens; None while lengths are not checked."""
 
     def __len__(self) -> int:
         return len(self._rows) if self._kept is None else len(self._kept)
@@ -130,6 +133,13 @@ class TaskSet:
     def skipped_too_long(self) -> int:
         """Rows left out because their prompt is too long; 0 while `lengths_checked` is False."""
         return sum(source.skipped_too_long for source in self.sources)
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Tokens; None where that is not known."""
+        lengths = [source.tasks.longest_prompt for source in self.sources]
+        known = [length for length in lengths if length is not None]
+        return max(known) if known and len(known) == len(lengths) else None
 
 
 def load_tasks(
@@ -245,9 +255,10 @@ def _load_source(
     prompts = Prompts(tokenizer, config, rows[0])
     check_prompts(rows, config.prompt)
     kept: np.ndarray | None = None
+    longest: int | None = None
     checked = all_lengths or len(rows) <= EAGER_ROWS or config.too_long == "error"
     if checked:
-        kept = _fitting_rows(rows, prompts, config, limit)
+        kept, longest = _fitting_rows(rows, prompts, config, limit)
     else:
         _check_any_fits(rows, prompts, config, limit)
     tasks = Tasks(
@@ -257,6 +268,7 @@ def _load_source(
         source=name,
         kept=kept,
         max_prompt_tokens=None if checked else limit,
+        longest_prompt=longest,
     )
     return Source(name=name, tasks=tasks, rows=len(rows))
 
@@ -287,14 +299,16 @@ def _batches(
 
 def _fitting_rows(
     rows: Rows, prompts: Prompts, config: DataConfig, limit: int
-) -> np.ndarray | None:
-    """Row numbers [P] of the prompts within the limit; None when all are."""
+) -> tuple[np.ndarray | None, int]:
+    """Row numbers [P] of the prompts within the limit, None when all are; and their most tokens."""
     kept: list[int] = []
+    longest = 0
     shortest = limit
     for start, lengths in _batches(rows, prompts, config.prompt, limit):
         for number, length in enumerate(lengths, start):
             if length <= limit:
                 kept.append(number)
+                longest = max(longest, length)
             elif config.too_long == "error":
                 raise UsageError(
                     f"the prompt of row {number} has {length} tokens, {limit} fit "
@@ -306,7 +320,7 @@ def _fitting_rows(
                 shortest = length if shortest == limit else min(shortest, length)
     if not kept:
         raise _none_fits(len(rows), limit, shortest)
-    return None if len(kept) == len(rows) else np.asarray(kept, dtype=np.int64)
+    return (None if len(kept) == len(rows) else np.asarray(kept, dtype=np.int64)), longest
 
 
 def _check_any_fits(rows: Rows, prompts: Prompts, config: DataConfig, limit: int) -> None:

@@ -99,3 +99,27 @@ def test_bytes_of_training_one_parameter() -> None:
 
 def test_keys_and_values_of_a_token() -> None:
     assert sizes.kv_bytes_per_token(INFO, "bfloat16") == 2 * 6 * 256 * 2
+
+
+def test_the_kv_cache_holds_all_rollouts_of_a_step_and_at_least_one_whole_context() -> None:
+    def gib(rollout: dict[str, Any], *, tokens: int | None, context: int) -> float | None:
+        shape = {"groups": 8, "group_size": 8, **rollout}
+        return sizes.kv_gib_of_a_step(
+            config(rollout=shape),
+            INFO,
+            dtype="bfloat16",
+            sequence_tokens=tokens,
+            context_length=context,
+        )
+
+    token = sizes.kv_bytes_per_token(INFO, "bfloat16")
+    assert token is not None
+    few, one_context = gib({}, tokens=40, context=64), gib({}, tokens=40, context=8192)
+    assert few is not None
+    assert one_context is not None
+    assert few * sizes.GIB >= 64 * 64 * token  # two blocks for each of 64 sequences
+    assert few < 2 * 64 * 64 * token / sizes.GIB
+    assert one_context * sizes.GIB >= 8192 * token
+    assert gib({"max_running": 4}, tokens=40, context=64) < few  # type: ignore[operator]
+    assert gib({}, tokens=None, context=64) is None
+    assert gib({"max_staleness": 1}, tokens=40, context=64) is None

@@ -97,6 +97,7 @@ def test_long_prompts_are_skipped_and_counted(tmp_path: Path) -> None:
     found = load(tmp_path, rows, limit=5)
     assert [task.id for task in found.tasks] == ["data/0", "data/2"]
     assert (found.skipped_too_long, found.rows, found.max_prompt_tokens) == (2, 4, 5)
+    assert found.longest_prompt == 5
     assert load(tmp_path, rows, limit=100, max_prompt_tokens=9).skipped_too_long == 1
 
 
@@ -108,6 +109,7 @@ def test_large_data_is_not_tokenised_when_it_is_loaded(
     found = load(tmp_path, rows, limit=5)
     assert (len(found.tasks), found.lengths_checked, found.skipped_too_long) == (1000, False, 0)
     assert found.tasks.max_prompt_tokens == 5  # type: ignore[attr-defined]
+    assert found.longest_prompt is None
     assert "row 600 has 20 tokens, 5 fit" in failure(tmp_path, rows, limit=5, too_long="error")
     assert "all 1000 prompts are too long" in failure(tmp_path, rows, limit=2)
 

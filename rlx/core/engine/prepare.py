@@ -39,6 +39,8 @@ class Plan:
     tasks: TaskSet
     evaluation: EvaluationPlan | None
     context_length: int
+    sequence_tokens: int | None
+    """Most tokens of a rollout, for agents that make one call; None where that is not known."""
     dtype: str
     resume: bool
     checkpoint: Path | None
@@ -103,6 +105,7 @@ def prepare(
         tasks=tasks,
         evaluation=evaluation,
         context_length=context_length,
+        sequence_tokens=_sequence_tokens(config, selection, tasks),
         dtype=info.dtype if config.learner.dtype == "auto" else config.learner.dtype,
         resume=resume,
         checkpoint=checkpoint,
@@ -122,12 +125,22 @@ def _require_critic(checkpoint: Path, selection: Selection) -> None:
         )
 
 
+def _sequence_tokens(config: RunConfig, selection: Selection, tasks: TaskSet) -> int | None:
+    if tasks.longest_prompt is None or _agent_turns(selection) != 1:
+        return None
+    return tasks.longest_prompt + config.rollout.max_new_tokens
+
+
+def _agent_turns(selection: Selection) -> object:
+    """Turns that the agent says it takes at most."""
+    return tags_of(selection.agent.load()).extra.get("max_turns")
+
+
 def _response_tokens(config: RunConfig, selection: Selection, context_length: int) -> int:
     """Most tokens after the prompt; an agent that may take several turns can fill the context."""
     if config.rollout.max_response_tokens is not None:
         return config.rollout.max_response_tokens
-    agent_turns = tags_of(selection.agent.load()).extra.get("max_turns")
-    single = 1 in (agent_turns, config.rollout.max_turns)
+    single = 1 in (_agent_turns(selection), config.rollout.max_turns)
     return config.rollout.max_new_tokens if single else context_length
 
 

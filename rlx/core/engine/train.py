@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlx.core import sizes
 from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine import workers
 from rlx.core.engine.async_collector import AsyncCollector
@@ -228,6 +229,16 @@ class _Session(Session):
     def _engine_specs(self) -> list[WorkerSpec]:
         plan, config = self._plan, self._config
         dtype = plan.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
+        most = sizes.kv_gib_of_a_step(
+            config,
+            plan.info,
+            dtype=dtype,
+            sequence_tokens=plan.sequence_tokens,
+            context_length=plan.context_length,
+        )
+        if most is not None and most < config.rollout.kv_cache_gib:
+            rollout = config.rollout.model_copy(update={"kv_cache_gib": most})
+            config = config.model_copy(update={"rollout": rollout})
         return workers.engine_specs(
             config, plan.model, context_length=plan.context_length, dtype=dtype
         )

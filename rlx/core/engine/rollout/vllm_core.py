@@ -27,9 +27,8 @@ from rlx.core.engine.rollout.vllm_process import (
     vllm_environment,
 )
 from rlx.core.errors import EngineError
+from rlx.core.sizes import KV_BLOCK
 
-BLOCK = 32
-"""Tokens per KV block on CPU. vLLM's default of 128 shares no prefix of a short prompt."""
 PREFILL_TOKENS = 8192
 """Most tokens of one step on CPU."""
 EXTENSION = "rlx.core.engine.rollout.vllm_worker.WorkerExtension"
@@ -133,7 +132,7 @@ class VllmCore:
         )
         return {
             **arguments,
-            "block_size": BLOCK,
+            "block_size": KV_BLOCK,
             "kv_cache_memory_bytes": min(budget, needed) if needed else budget,
             # vLLM can't rewind a CPU generator after a partial prefill: a seeded request whose
             # prompt is split over two steps would raise "CPU Generator does not use offset".
@@ -257,5 +256,5 @@ def kv_bytes(config: Any, *, dtype: str, sequences: int, tokens: int) -> int:
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     itemsize = 4 if dtype == "float32" else 2
-    blocks = sequences * -(-tokens // BLOCK) + 1
-    return int(2 * layers * kv_heads * head_size * itemsize * BLOCK * blocks)
+    blocks = sequences * -(-tokens // KV_BLOCK) + 1
+    return int(2 * layers * kv_heads * head_size * itemsize * KV_BLOCK * blocks)
