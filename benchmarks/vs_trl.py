@@ -144,7 +144,7 @@ def prepare(case: Case, folder: Path, *, tiny: bool) -> tuple[Path, Path]:
             hidden_size=96,
             intermediate_size=256,
             num_hidden_layers=3,
-            num_attention_heads=4,
+            num_attention_heads=3,
             max_position_embeddings=512,
             pad_token_id=tokenizer.pad_token_id,
         )
