@@ -92,6 +92,11 @@ class CheckpointConfig(Part):
     best: str | None = None
     """Metric of evaluation, such as `eval/gsm8k/mean`: `checkpoints/best` keeps the checkpoint
     where it was highest; of a loss, of `length_mean` and of `truncated_rate`, lowest."""
+    asynchronous: bool = False
+    """Hold a copy of the state in memory and write it while training goes on. Costs that memory."""
+    on_failure: Literal["raise", "continue"] = "raise"
+    """What a checkpoint that can't be written does: end the run, or be reported and counted. The
+    last one of a run always ends it. Earlier checkpoints stay as they are."""
     export: bool = True
     """Write a Hugging Face folder when the run ends."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import socket
 from pathlib import Path
@@ -105,6 +106,28 @@ def started(model: str, **changes: Any) -> PolicyLearner:
     learner = PolicyLearner(**learner_arguments(model, **changes))
     learner.start()
     return learner
+
+
+def save(learner: Any, folder: Path | str, *, copy: bool = False) -> None:
+    """Write a learner's part of a checkpoint."""
+    learner.hold(copy=copy, export=False)
+    asyncio.run(learner.write_held(str(folder), None))
+
+
+def saved_state(folder: Path) -> dict[str, np.ndarray]:
+    """By `<parameter>/<kind>`: the numbers of a checkpoint, put together from all shards."""
+    from safetensors.torch import load_file
+
+    pieces: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for shard in folder.glob("shard-*.safetensors"):
+        for key, value in load_file(shard).items():
+            name, start, kind = key.rsplit("/", 2)
+            if kind != "steps":
+                pieces.setdefault(f"{name}/{kind}", []).append((int(start), value.numpy()))
+    return {
+        name: np.concatenate([values for _, values in sorted(found, key=lambda one: one[0])])
+        for name, found in pieces.items()
+    }
 
 
 def read_weights(learner: PolicyLearner) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from learner_cases import (
     PPO,
     random_batch,
     read_weights,
+    save,
     started,
 )
 from test_value_learner import change as critic_change
@@ -111,17 +112,22 @@ class Rank:
         self.seen["metrics"] = dict(result.metrics)
 
     def checkpoint(self) -> None:
-        for stage in (0, 2, 3):
-            folder = str(self.folder / f"checkpoint-{stage}")
+        for stage in range(4):
             learner = self.learner(zero_stage=stage, schedule="linear")
             self.update(learner, share_of(random_batch(0), self.rank))
-            learner.save(folder)
+            save(learner, self.folder / f"two-{stage}")
             self.update(learner, share_of(random_batch(1), self.rank))
             self.seen[f"straight {stage}"] = read_weights(learner)
-            fresh = self.learner(zero_stage=stage, schedule="linear")
-            fresh.load(folder)
-            self.update(fresh, share_of(random_batch(1), self.rank))
-            self.seen[f"resumed {stage}"] = read_weights(fresh)
+        torch.distributed.barrier()
+        for stage in range(4):
+            learner = self.learner(zero_stage=stage, schedule="linear")
+            for source in sorted(
+                path for pattern in ("one-?", "two-?") for path in self.folder.glob(pattern)
+            ):
+                learner.load(str(source))
+                save(learner, self.folder / f"{source.name}-by-two-{stage}")
+                self.update(learner, share_of(random_batch(1), self.rank))
+                self.seen[f"{source.name} resumed {stage}"] = read_weights(learner)
 
     def abort(self) -> None:
         """Only rank 1 is asked to give up."""

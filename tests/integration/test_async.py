@@ -58,7 +58,7 @@ def test_slow_reward_costs_little_when_generation_runs_ahead(workspace: Path):
 
 def test_stopped_run_goes_on_with_the_groups_that_it_had(workspace: Path):
     words = [*arguments("out", steps=40, runtime="ray", engine="vllm"), *IN_FLIGHT]
-    words += ["--checkpoint-every", "1"]
+    words += ["--checkpoint-every", "1", "--set", "checkpoint.asynchronous=true"]
     process = start(workspace, words)
     deadline = time.monotonic() + 120
     log = workspace / "out" / "metrics.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import subprocess
@@ -21,10 +22,13 @@ from learner_cases import (
     random_batch,
     read_weights,
     relative_difference,
+    save,
+    saved_state,
     started,
     without_old_logprobs,
     write_model,
 )
+from safetensors.torch import load_file, save_file
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.batches import take
@@ -399,7 +403,7 @@ def test_new_process_resumes_bit_by_bit(model: str, tmp_path: Path, stage: int) 
     learner = started(model, **settings)
     for step in (0, 1):
         learner.update([random_batch(step)], step=step)
-    learner.save(str(tmp_path / "checkpoint"))
+    save(learner, str(tmp_path / "checkpoint"))
     for step in (2, 3):
         result = learner.update([random_batch(step)], step=step)
     assert result is not None
@@ -419,17 +423,88 @@ def test_new_process_resumes_bit_by_bit(model: str, tmp_path: Path, stage: int) 
 
 def test_checkpoint_carries_the_random_state(model: str, tmp_path: Path) -> None:
     learner = started(model)
-    learner.save(str(tmp_path))
+    save(learner, str(tmp_path))
     expected = (torch.rand(3), np.random.rand(3))
     learner.load(str(tmp_path))
     assert torch.equal(torch.rand(3), expected[0])
     assert (np.random.rand(3) == expected[1]).all()
 
 
-def test_checkpoint_of_another_zero_stage_is_refused(model: str, tmp_path: Path) -> None:
-    started(model).save(str(tmp_path))
-    with pytest.raises(EngineError, match="zero_stage: 0"):
-        started(model, zero_stage=2).load(str(tmp_path))
+@pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 3), (3, 1)])
+def test_bfloat16_resumes_under_another_zero_stage(
+    model: str, tmp_path: Path, theirs: int, ours: int
+) -> None:
+    """The float32 weights are taken over bit by bit; bfloat16 ones are made of them."""
+    learner = started(model, zero_stage=theirs, dtype="bfloat16")
+    learner.update([random_batch(0)], step=0)
+    save(learner, tmp_path / "theirs")
+    other = started(model, zero_stage=ours, dtype="bfloat16")
+    other.load(str(tmp_path / "theirs"))
+    expected = read_weights(learner)
+    assert all((value == expected[name]).all() for name, value in read_weights(other).items())
+    save(other, tmp_path / "ours")
+    expected = saved_state(tmp_path / "theirs")
+    found = saved_state(tmp_path / "ours")
+    assert found.keys() == expected.keys()
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+def test_what_is_held_is_the_state_of_that_moment(model: str, tmp_path: Path) -> None:
+    learner = started(model)
+    learner.update([random_batch(0)], step=0)
+    save(learner, tmp_path / "then")
+    learner.hold(copy=True, export=True)
+    expected = read_weights(learner)
+    learner.update([random_batch(1)], step=1)
+    asyncio.run(learner.write_held(str(tmp_path / "held"), str(tmp_path / "model")))
+    then, held = saved_state(tmp_path / "then"), saved_state(tmp_path / "held")
+    assert all((then[name] == held[name]).all() for name in then)
+    exported = load_file(tmp_path / "model" / "model.safetensors")
+    assert all((value.numpy() == expected[name]).all() for name, value in exported.items())
+    with pytest.raises(EngineError, match="nothing is held"):
+        asyncio.run(learner.write_held(str(tmp_path / "again"), None))
+
+
+def test_checkpoint_before_the_first_step_is_resumed(model: str, tmp_path: Path) -> None:
+    """Adam has no moments yet: they are made as Adam makes them."""
+    learner = started(model)
+    save(learner, tmp_path)
+    expected = changed_by(learner, [random_batch()])
+    fresh = started(model)
+    fresh.load(str(tmp_path))
+    found = changed_by(fresh, [random_batch()])
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
+def test_checkpoint_of_another_model_is_refused(model: str, tmp_path: Path) -> None:
+    save(started(model), tmp_path / "checkpoint")
+    facts = json.loads((tmp_path / "checkpoint" / "learner.json").read_text())
+    name = next(iter(facts["parameters"]))
+    facts["parameters"][name] = [3, 3]
+    (tmp_path / "checkpoint" / "learner.json").write_text(json.dumps(facts))
+    with pytest.raises(EngineError, match=rf"1 parameters differ.*{name}: \[3, 3\] there"):
+        started(model).load(str(tmp_path / "checkpoint"))
+
+
+def test_checkpoint_of_another_format_is_refused(model: str, tmp_path: Path) -> None:
+    (tmp_path / "learner.json").write_text(json.dumps({"world": 1, "zero_stage": 0, "updates": 3}))
+    with pytest.raises(EngineError, match="another version of rlx"):
+        started(model).load(str(tmp_path))
+
+
+@pytest.mark.parametrize("harm", ["shard-0.safetensors is gone", "a piece is gone"])
+def test_checkpoint_that_is_not_whole_is_refused(model: str, tmp_path: Path, harm: str) -> None:
+    save(started(model), tmp_path)
+    shard = tmp_path / "shard-0.safetensors"
+    if harm == "a piece is gone":
+        pieces = load_file(shard)
+        dropped = next(name for name in pieces if name.endswith("/fp32"))
+        del pieces[dropped]
+        save_file(pieces, shard)
+    else:
+        shard.unlink()
+    with pytest.raises(EngineError, match=r"not whole|shard 0 can't be read"):
+        started(model).load(str(tmp_path))
 
 
 def test_folder_without_checkpoint_is_refused(model: str, tmp_path: Path) -> None:

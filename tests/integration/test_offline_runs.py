@@ -34,7 +34,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def test_killed_run_is_resumed_in_mid_epoch_bit_by_bit(data: Path) -> None:
-    """Reference log-probs, mismatched answers, a schedule and evaluation included (about 30 s)."""
+    """Reference log-probs, mismatched answers, a schedule and evaluation included; checkpoints are
+    written beside training (about 30 s)."""
 
     def words(output: str) -> list[str]:
         return (
@@ -45,7 +46,7 @@ def test_killed_run_is_resumed_in_mid_epoch_bit_by_bit(data: Path) -> None:
 
     said = run(data, words("whole"))
     assert "1 of 41 rows left out: empty answers" in said
-    process = start(data, words("killed"))
+    process = start(data, [*words("killed"), "--set", "checkpoint.asynchronous=true"])
     try:
         wait_for_step(data, data / "killed", 3)
     finally:
@@ -91,11 +92,18 @@ def test_reward_model_serves_reinforcement_learning_and_starts_a_critic(data: Pa
     assert record["critic/value_mean"] != 0, "its head is the reward model's"
 
 
-def test_two_ranks_under_ray_train_as_one_process(data: Path) -> None:
-    """Three steps with a reference each (about 40 s)."""
-    common = "dpo --model tiny --data pairs.jsonl --steps 3 --batch-size 8 --lr 1e-3".split()
-    run(data, [*common, "--runtime", "inline", "--output", "one"])
-    run(data, [*common, "--runtime", "ray", "--ranks", "2", "--output", "two"])
+def test_two_ranks_under_ray_train_as_one_process_which_can_take_over(data: Path) -> None:
+    """With a reference; after three of five steps one rank under another ZeRO stage goes on, in
+    mid-epoch (about 50 s)."""
+    common = "dpo --model tiny --data pairs.jsonl --batch-size 8 --lr 1e-3".split()
+    alone = ["--runtime", "inline", "--ranks", "1", "--steps", "5"]
+    run(data, [*common, *alone, "--output", "one"])
+    ranks = ["--runtime", "ray", "--ranks", "2", "--steps", "3", "--set", "learner.zero_stage=2"]
+    run(data, [*common, *ranks, "--output", "two"])
+    stage = ["--set", "learner.zero_stage=0"]
+    said = run(data, ["dpo", *alone, *stage, "--resume", "--output", "two"])
+    assert "resuming from step-000003" in said
+    assert len(metrics(data / "two")) == 5
     for one, two in zip(metrics(data / "one"), metrics(data / "two"), strict=True):
         for name in ("train/loss", "train/reward_margin", "train/grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5)

@@ -16,6 +16,7 @@ from learner_cases import (
     permuted,
     random_batch,
     relative_difference,
+    save,
     write_model,
 )
 from learner_cases import started as started_policy
@@ -270,7 +271,7 @@ def test_new_process_resumes_bit_by_bit(reward_model: str, tmp_path: Path, stage
     learner = started(reward_model, **settings)
     for step in (0, 1):
         learner.update([value_batch(step)], step=step)
-    learner.save(str(tmp_path / "critic"))
+    save(learner, str(tmp_path / "critic"))
     for step in (2, 3):
         result = learner.update([value_batch(step)], step=step)
     assert result is not None

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Mapping
 import numpy as np
 
 from rlx.core.config import CriticConfig
-from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.interfaces import FileMarks, UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.errors import ComponentError, RlxError
 from rlx.core.rollouts import TrainBatch
@@ -72,8 +72,11 @@ class Critic:
     async def abort(self) -> None:
         await self._group.abort()
 
-    async def save(self, folder: str) -> None:
-        await self._group.save(folder)
+    async def hold(self, *, copy: bool, export: bool) -> None:
+        await self._group.hold(copy=copy, export=export)
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        return await self._group.write_held(state, model)
 
     async def load(self, folder: str) -> None:
         await self._group.load(folder)

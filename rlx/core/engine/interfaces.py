@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from rlx.core.generation import Generation as Generation
 from rlx.core.generation import Sampling as Sampling
 from rlx.core.rollouts import TrainBatch
+
+FileMarks: TypeAlias = Mapping[str, tuple[int, int]]
+"""By file, relative to a folder: bytes and CRC-32 of what was meant to be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,15 @@ class Learner(Protocol):
         """All ranks gather, rank 0 writes and answers."""
         ...
 
-    def save(self, folder: str) -> None: ...
+    def hold(self, *, copy: bool, export: bool) -> None:
+        """Take hold of the state for a checkpoint, and with `export` of the model, a copy where
+        training goes on before it is written. All ranks take part."""
+        ...
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        """Write what is held into the folders `state` and `model`, beside whatever else runs, and
+        let go of it."""
+        ...
 
     def load(self, folder: str) -> None: ...
 

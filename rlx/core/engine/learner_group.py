@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.batches import balanced_shares, take
-from rlx.core.engine.interfaces import UpdateResult, WeightsFile
+from rlx.core.engine.interfaces import FileMarks, UpdateResult, WeightsFile
 from rlx.core.engine.runtime import Worker
 from rlx.core.engine.together import together
 from rlx.core.flat import ragged_indices
@@ -93,8 +93,14 @@ class LearnerGroup:
     async def write_weights(self, path: str, version: int) -> WeightsFile:
         return (await self._all("write_weights", path, version))[0]
 
-    async def save(self, folder: str) -> None:
-        await self._all("save", folder)
+    async def hold(self, *, copy: bool, export: bool) -> None:
+        """All ranks take hold of their state in memory."""
+        await self._all("hold", copy=copy, export=export)
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        """All ranks write what they hold, into the folders `state` and `model`."""
+        parts = await self._all("write_held", state, model)
+        return {name: mark for part in parts for name, mark in part.items()}
 
     async def load(self, folder: str) -> None:
         await self._all("load", folder)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.core.engine.batches import balanced_shares
-from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.interfaces import FileMarks, UpdateResult
 from rlx.core.engine.runtime import Worker
 from rlx.core.engine.together import together
 from rlx.core.offline.rows import RowBatch
@@ -52,8 +52,14 @@ class ObjectiveGroup:
     async def abort(self) -> None:
         await asyncio.gather(*(worker.now("abort") for worker in self._workers))
 
-    async def save(self, folder: str) -> None:
-        await self._all("save", folder)
+    async def hold(self, *, copy: bool, export: bool, facts: Mapping[str, float]) -> None:
+        """All ranks take hold of their state in memory."""
+        await self._all("hold", copy=copy, export=export, facts=facts)
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        """All ranks write what they hold, into the folders `state` and `model`."""
+        parts = await self._all("write_held", state, model)
+        return {name: mark for part in parts for name, mark in part.items()}
 
     async def load(self, folder: str) -> None:
         await self._all("load", folder)

@@ -18,7 +18,8 @@ from rlx.core.component import Bound
 from rlx.core.config import RunConfig
 from rlx.core.engine.advantages import compute_advantages
 from rlx.core.engine.batches import make_batch
-from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
+from rlx.core.engine.checkpointing import Checkpointing, Models
+from rlx.core.engine.checkpoints import load_state, step_of
 from rlx.core.engine.collector import Collected, Collection, unwrap
 from rlx.core.engine.critic import Critic, critic_metrics
 from rlx.core.engine.divergence import DivergenceGuard, checkpoint_to_return_to
@@ -115,12 +116,19 @@ class Trainer:
         self._decode = decode
         self.step = 0
         self.metrics: dict[str, float] = {}
-        self._saved_step: int | None = None
+        self._checkpoints = Checkpointing(
+            run.checkpoints,
+            config.checkpoint,
+            Models(policy=learner, critic=critic, folder=model_name(config.learner.lora.enabled)),
+            status=reporter.status,
+            written=lambda step, path: plugins.notify(
+                "rlx_on_checkpoint", run=run, step=step, path=path
+            ),
+        )
         # While a step is under way: the state that a resumed run needs to begin it again, with
         # the same tasks and seeds.
         self._before_step: dict[str, Any] | None = None
         self._phase = "idle"
-        self._saving = False
         self._times: dict[str, float] = {}
         self._step_task: asyncio.Task[None] | None = None
         self._stop_reason: str | None = None
@@ -132,6 +140,7 @@ class Trainer:
             if self._evaluation_is_due():
                 await self._cancellable(self._evaluate_at_rest())
             while self.step < self._config.steps and self._stop_reason is None:
+                self._checkpoints.check()
                 try:
                     await self._cancellable(self._train_step())
                 except (DivergedError, NonFiniteError) as error:
@@ -141,8 +150,9 @@ class Trainer:
                 await self._checkpoint_after(error)
             raise unwrap(error) from None
         else:
-            await self.checkpoint()
+            await self.checkpoint(last=True)
         finally:
+            await self._checkpoints.close()
             await self._collector.close()
         return self._stop_reason or f"all {self._config.steps} steps are done"
 
@@ -164,7 +174,7 @@ class Trainer:
     async def _checkpoint_after(self, error: BaseException) -> None:
         """Save what there is before an error ends the run; a second error must not hide it."""
         try:
-            await self.checkpoint()
+            await self.checkpoint(last=True)
         except RlxError as failure:
             warnings.warn(f"the state after step {self.step} is not saved: {failure}", stacklevel=2)
 
@@ -304,6 +314,7 @@ class Trainer:
             numbers,
             self._faults.take_metrics(),
             self._publisher.metrics(),
+            self._checkpoints.take_metrics(),
             {f"time/{name}": value for name, value in self._times.items() if name != "advantage"},
             {
                 "time/step": seconds,
@@ -341,33 +352,10 @@ class Trainer:
     def _best_step(self) -> int | None:
         return None if self._evaluations is None else self._evaluations.best_step
 
-    async def checkpoint(self) -> Path | None:
-        """Save the state after the last finished step, once."""
-        if self._saved_step == self.step:
-            return None
-        self._reporter.status("writing a checkpoint")
-        self._saving = True
-        try:
-            path = await save_checkpoint(
-                self._run.checkpoints,
-                self.step,
-                self._before_step or await self._state(),
-                self._write_model,
-                keep=self._config.checkpoint.keep,
-                best=self._best_step(),
-            )
-        finally:
-            self._saving = False
-        self._saved_step = self.step
-        self._plugins.notify("rlx_on_checkpoint", run=self._run, step=self.step, path=path)
-        return path
-
-    async def _write_model(self, folder: str) -> None:
-        await self._learner.save(f"{folder}/policy")
-        adapter = self._config.learner.lora.enabled
-        await self._learner.export(f"{folder}/{model_name(adapter)}", adapter=adapter)
-        if self._critic is not None:
-            await self._critic.save(f"{folder}/critic")
+    async def checkpoint(self, *, last: bool = False) -> None:
+        """Save the state after the last finished step, once; with `last` return when it is done."""
+        state = self._before_step or await self._state()
+        await self._checkpoints.save(self.step, state, best=self._best_step(), last=last)
 
     async def _state(self) -> dict[str, Any]:
         return {
@@ -388,6 +376,7 @@ class Trainer:
     async def _roll_back(self, error: DivergedError | NonFiniteError) -> None:
         """Go back to the last checkpoint from before `error`, and on with other tasks and seeds:
         the same ones would lead to the same place. Raises where that may not or can't be."""
+        await self._checkpoints.close()
         folder = checkpoint_to_return_to(
             error,
             step=self.step,
@@ -413,7 +402,8 @@ class Trainer:
         await self._learner.load(str(folder / "policy"))
         if self._critic is not None:
             await self._critic.load(str(folder / "critic"))
-        self.step = self._saved_step = self._faults.step = step_of(folder)
+        self.step = self._faults.step = step_of(folder)
+        self._checkpoints.start_from(self.step)
         await self.publish()
 
     async def publish(self) -> None:
@@ -424,7 +414,7 @@ class Trainer:
     @property
     def saving(self) -> bool:
         """Whether it is at what would be lost if it were cut: new weights, or a checkpoint."""
-        return self._saving or self._phase in ("update", "publish", "checkpoint")
+        return self._checkpoints.busy or self._phase in ("update", "publish", "checkpoint")
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the last finished step (called from a signal handler).

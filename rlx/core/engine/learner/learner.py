@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.interfaces import UpdateResult, WeightsFile
+from rlx.core.engine.interfaces import FileMarks, UpdateResult, WeightsFile
 from rlx.core.engine.learner.distributed import gather, local_device
 from rlx.core.engine.learner.gradients import (
     FiniteCheck,
@@ -149,11 +149,12 @@ class PolicyLearner:
         writer = self._training.seat.rank == 0
         return write_weights(self._training.model, path, version, writer=writer)
 
-    def save(self, folder: str) -> None:
-        components = {"loss": self._loss, "correction": self._correction}
-        self._training.save(
-            folder, {name: bound.state_dict() for name, bound in components.items()}
-        )
+    def hold(self, *, copy: bool, export: bool) -> None:
+        components = {"loss": self._loss.state_dict(), "correction": self._correction.state_dict()}
+        self._training.hold(components, copy=copy, export=self._source if export else None)
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        return await self._training.write_held(state, model)
 
     def load(self, folder: str) -> None:
         components = self._training.load(folder)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.interfaces import FileMarks, UpdateResult
 from rlx.core.engine.learner.distributed import gather, local_device
 from rlx.core.engine.learner.gradients import FiniteCheck, TokenGradients, differentiate
 from rlx.core.engine.learner.model import Loaded, load_policy
@@ -204,8 +204,14 @@ class ObjectiveLearner:
     def abort(self) -> None:
         self._training.abort()
 
-    def save(self, folder: str) -> None:
-        self._training.save(folder, {"objective": self._objective.state_dict()})
+    def hold(self, *, copy: bool, export: bool, facts: Mapping[str, float] | None = None) -> None:
+        """`facts` go into the configuration of the model's folder."""
+        self._note(facts)
+        components = {"objective": self._objective.state_dict()}
+        self._training.hold(components, copy=copy, export=self._source if export else None)
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        return await self._training.write_held(state, model)
 
     def load(self, folder: str) -> None:
         self._objective.load_state_dict(self._training.load(folder)["objective"])
@@ -214,10 +220,13 @@ class ObjectiveLearner:
         self, folder: str, facts: Mapping[str, float] | None = None, *, adapter: bool = False
     ) -> None:
         """Write a Hugging Face folder, or the adapter alone; `facts` go into its configuration."""
-        for name, value in (facts or {}).items():
-            setattr(self._training.model.module.model.config, name, value)
+        self._note(facts)
         write = export_adapter if adapter else export_model
         write(self._training.model, self._source, folder, writer=self._training.seat.rank == 0)
+
+    def _note(self, facts: Mapping[str, float] | None) -> None:
+        for name, value in (facts or {}).items():
+            setattr(self._training.model.module.model.config, name, value)
 
     def stop(self) -> None:
         self._training.stop()

@@ -11,6 +11,7 @@ values) and what the objective is, the learner says by two functions.
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 import threading
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.learner.checkpoint import load_learner, save_learner
+from rlx.core.engine.interfaces import FileMarks
+from rlx.core.engine.learner.checkpoint import HeldLearner, hold_learner, load_learner
 from rlx.core.engine.learner.distributed import (
     gather,
     highest,
@@ -41,8 +43,9 @@ from rlx.core.engine.learner.planning import Plan, make_plan
 from rlx.core.engine.learner.schedule import learning_rate
 from rlx.core.engine.learner.scorer import score_batch
 from rlx.core.engine.learner.sharded import ShardedModel
+from rlx.core.engine.learner.weights_file import held_weights, write_held
 from rlx.core.engine.pulse import beat
-from rlx.core.errors import ComponentError, NonFiniteError, RlxError, RunInterrupted
+from rlx.core.errors import ComponentError, EngineError, NonFiniteError, RlxError, RunInterrupted
 from rlx.core.objective import MetricSums
 
 B = TypeVar("B", bound=Packable)
@@ -83,6 +86,17 @@ class Trained:
         return {**merged_metrics(self.parts), **taken, f"{role}/lr": self.rate}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What is in memory for a checkpoint."""
+
+    learner: HeldLearner
+    model: dict[str, Tensor] | None
+    """Whole weights (of the adapter), on the rank that writes them."""
+    source: str | None
+    """Folder of the tokenizer that goes beside them."""
+
+
 class Training:
     """One rank of a model in training."""
 
@@ -95,6 +109,7 @@ class Training:
         """Optimizer steps taken."""
         self._total_updates = total_updates
         self._abort = threading.Event()
+        self._held: Held | None = None
 
     def start(self, load: Callable[[torch.device], Loaded[Any]]) -> Mapping[str, Any]:
         """Join the other ranks, load the model and its optimizer; returns facts."""
@@ -246,21 +261,49 @@ class Training:
         """Ask a running update to give up before its first optimizer step, or a measurement."""
         self._abort.set()
 
-    def save(self, folder: str, components: Mapping[str, Mapping[str, Any]]) -> None:
-        save_learner(
-            self.model,
-            folder,
-            rank=self.seat.rank,
-            world=self.seat.world,
-            updates=self.updates,
-            components=components,
+    def hold(
+        self, components: Mapping[str, Mapping[str, Any]], *, copy: bool, export: str | None = None
+    ) -> None:
+        """Take hold of the state for a checkpoint. All ranks call it.
+
+        Args:
+            copy: training goes on before it is written.
+            export: model folder whose tokenizer goes beside what others load (the model, or the
+                adapter); None: that is not held.
+        """
+        model = None
+        if export is not None:
+            model = held_weights(self.model, writer=self.seat.rank == 0, copy=copy)
+        self._held = Held(
+            learner=hold_learner(
+                self.model,
+                rank=self.seat.rank,
+                world=self.seat.world,
+                updates=self.updates,
+                components=components,
+                copy=copy,
+            ),
+            model=model,
+            source=export,
         )
 
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        """Write what is held, in a thread of its own; returns what rank files must turn out to
+        be, relative to the folder `state`."""
+        held, self._held = self._held, None
+        if held is None:
+            raise EngineError("nothing is held for a checkpoint")
+        return await asyncio.to_thread(self._write, held, state, model)
+
+    def _write(self, held: Held, state: str, model: str | None) -> FileMarks:
+        marks = held.learner.write(state)
+        if model is not None and held.model is not None and held.source is not None:
+            write_held(self.model, held.source, model, held.model)
+        return marks
+
     def load(self, folder: str) -> dict[str, dict[str, Any]]:
-        """Restore what `save` wrote; returns the state of the components."""
-        self.updates, components = load_learner(
-            self.model, folder, rank=self.seat.rank, world=self.seat.world
-        )
+        """Restore what was written; returns the state of the components. All ranks call it."""
+        self.updates, components = load_learner(self.model, folder, rank=self.seat.rank)
         return components
 
     def stop(self) -> None:

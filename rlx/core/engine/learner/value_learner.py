@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.interfaces import FileMarks, UpdateResult
 from rlx.core.engine.learner.gradients import (
     FiniteCheck,
     TokenGradients,
@@ -105,8 +105,12 @@ class ValueLearner:
     def abort(self) -> None:
         self._training.abort()
 
-    def save(self, folder: str) -> None:
-        self._training.save(folder, {})
+    def hold(self, *, copy: bool, export: bool) -> None:
+        """A critic has no use outside of the run: nothing is exported."""
+        self._training.hold({}, copy=copy)
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        return await self._training.write_held(state, model)
 
     def load(self, folder: str) -> None:
         self._training.load(folder)

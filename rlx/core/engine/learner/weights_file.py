@@ -82,8 +82,13 @@ def write_weights(
 def export_model(policy: ShardedModel, source: str, folder: str, *, writer: bool) -> None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load. All ranks call it."""
     weights = _kept(policy, policy.whole_parameters(), keep=writer)
-    if not writer:
-        return
+    if writer:
+        _write_model(policy, source, folder, weights)
+
+
+def _write_model(
+    policy: ShardedModel, source: str, folder: str, weights: dict[str, Tensor]
+) -> None:
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     plain(policy.module.model).save_pretrained(target, state_dict=weights)
@@ -95,8 +100,37 @@ def export_adapter(policy: ShardedModel, source: str, folder: str, *, writer: bo
     assert policy.adapter is not None
     weights = _kept(policy, policy.adapter_parameters(), keep=writer)
     if writer:
-        policy.adapter.save(weights, Path(folder))
-        copy_tokenizer(source, Path(folder))
+        _write_adapter(policy, source, folder, weights)
+
+
+def _write_adapter(
+    policy: ShardedModel, source: str, folder: str, weights: dict[str, Tensor]
+) -> None:
+    assert policy.adapter is not None
+    policy.adapter.save(weights, Path(folder))
+    copy_tokenizer(source, Path(folder))
+
+
+def held_weights(policy: ShardedModel, *, writer: bool, copy: bool) -> dict[str, Tensor] | None:
+    """What `write_held` writes, on the `writer`: the adapter where there is one, else the model.
+
+    All ranks call it.
+
+    Args:
+        copy: the weights change before they are written.
+    """
+    whole = policy.whole_parameters if policy.adapter is None else policy.adapter_parameters
+    named = whole()
+    if copy and writer:
+        named = ((name, tensor.to("cpu", copy=True)) for name, tensor in named)
+    weights = _kept(policy, named, keep=writer)
+    return weights if writer else None
+
+
+def write_held(policy: ShardedModel, source: str, folder: str, weights: dict[str, Tensor]) -> None:
+    """Write the folder of a checkpoint for others than rlx."""
+    write = _write_model if policy.adapter is None else _write_adapter
+    write(policy, source, folder, weights)
 
 
 def plain(model: Any) -> Any:

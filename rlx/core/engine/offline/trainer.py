@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from rlx.core.config import RunConfig
-from rlx.core.engine.checkpoints import load_state, save_checkpoint, step_of
+from rlx.core.engine.checkpointing import Checkpointing, Models
+from rlx.core.engine.checkpoints import CheckpointError, load_state, step_of
 from rlx.core.engine.divergence import DivergenceGuard
 from rlx.core.engine.fault_ledger import FaultLedger
-from rlx.core.engine.interfaces import UpdateResult
+from rlx.core.engine.interfaces import FileMarks, UpdateResult
 from rlx.core.engine.metrics import merge
 from rlx.core.engine.objective_group import ObjectiveGroup
 from rlx.core.engine.offline.best import Best
@@ -78,12 +79,19 @@ class OfflineTrainer:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self._evaluated: int | None = None
-        self._saved: int | None = None
+        self._checkpoints = Checkpointing(
+            run.checkpoints,
+            config.checkpoint,
+            Models(policy=self, folder=model_name(config.learner.lora.enabled)),
+            status=reporter.status,
+            written=lambda step, path: plugins.notify(
+                "rlx_on_checkpoint", run=run, step=step, path=path
+            ),
+        )
         # While a step is under way: where the draws were before it.
         self._before_step: dict[str, Any] | None = None
         self._updating = False
         self._measuring = False
-        self._saving = False
         self._times: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -94,15 +102,22 @@ class OfflineTrainer:
             if self._evaluation_is_due():
                 await self._evaluate_at_rest()
             while self.step < self._config.steps and self._stop_reason is None:
+                self._checkpoints.check()
                 await self._train_step()
         except RunInterrupted:
             if self._stop_reason is None:
                 raise
+            await self.checkpoint(last=True)
+        except CheckpointError:
+            raise
         except BaseException as error:
             if not getattr(error, "weights_changed", self._updating):
-                await self.checkpoint()
+                await self.checkpoint(last=True)
             raise
-        await self.checkpoint()
+        else:
+            await self.checkpoint(last=True)
+        finally:
+            await self._checkpoints.close()
         return self._stop_reason or f"all {self._config.steps} steps are done"
 
     async def _train_step(self) -> None:
@@ -157,6 +172,7 @@ class OfflineTrainer:
         if self._reference_seconds is not None:
             times["time/reference"] = self._reference_seconds
             self._reference_seconds = None
+        times |= self._checkpoints.take_metrics()
         seconds = {"time/step": time.perf_counter() - started}
         metrics = merge(numbers, self._faults.take_metrics(), times, seconds)
         self.metrics = metrics
@@ -214,31 +230,15 @@ class OfflineTrainer:
         is_regular = bool(every) and self.step % every == 0 and self.step < self._config.steps
         return (is_regular or self._best.step == self.step) and not self._guard.suspicious
 
-    async def checkpoint(self) -> Path | None:
-        """Save the state after the last finished step, once."""
-        if self._saved == self.step:
-            return None
-        self._reporter.status("writing a checkpoint")
-        self._saving = True
-        try:
-            path = await save_checkpoint(
-                self._run.checkpoints,
-                self.step,
-                {
-                    "step": self.step,
-                    "draws": self._before_step or self._draws.state_dict(),
-                    "evaluated": self._evaluated,
-                    "best": self._best.state_dict(),
-                },
-                self._write_model,
-                keep=self._config.checkpoint.keep,
-                best=self._best.step,
-            )
-        finally:
-            self._saving = False
-        self._saved = self.step
-        self._plugins.notify("rlx_on_checkpoint", run=self._run, step=self.step, path=path)
-        return path
+    async def checkpoint(self, *, last: bool = False) -> None:
+        """Save the state after the last finished step, once; with `last` return when it is done."""
+        state = {
+            "step": self.step,
+            "draws": self._before_step or self._draws.state_dict(),
+            "evaluated": self._evaluated,
+            "best": self._best.state_dict(),
+        }
+        await self._checkpoints.save(self.step, state, best=self._best.step, last=last)
 
     async def resume(self, folder: Path) -> None:
         """Take up the state of a checkpoint."""
@@ -247,12 +247,16 @@ class OfflineTrainer:
         self._evaluated = state["evaluated"]
         self._best.load_state_dict(state["best"])
         await self._learner.load(str(folder / "policy"))
-        self.step = self._saved = self._faults.step = step_of(folder)
+        self.step = self._faults.step = step_of(folder)
+        self._checkpoints.start_from(self.step)
 
-    async def _write_model(self, folder: str) -> None:
-        await self._learner.save(f"{folder}/policy")
-        adapter = self._config.learner.lora.enabled
-        await self.export(f"{folder}/{model_name(adapter)}", adapter=adapter)
+    async def hold(self, *, copy: bool, export: bool) -> None:
+        """Take hold of the model in memory (`checkpointing.Holder`)."""
+        facts = await self._scale() if self._scores else {}
+        await self._learner.hold(copy=copy, export=export, facts=facts)
+
+    async def write_held(self, state: str, model: str | None) -> FileMarks:
+        return await self._learner.write_held(state, model)
 
     async def export(self, folder: str, *, adapter: bool = False) -> None:
         """Write a Hugging Face folder of the present weights, or the adapter alone."""
@@ -273,7 +277,7 @@ class OfflineTrainer:
     @property
     def saving(self) -> bool:
         """Whether it is at what would be lost if it were cut: new weights, or a checkpoint."""
-        return self._updating or self._saving
+        return self._updating or self._checkpoints.busy
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the last finished step (called from a signal handler).
