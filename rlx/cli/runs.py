@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -143,6 +144,29 @@ def verify(run: RunArgument, root: RootOption = Path("runs")) -> None:
     then = f"--resume goes on from {max(whole)}" if whole else "no checkpoint is whole: start again"
     _console.print(f"next: {then}", style="dim")
     raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    run: RunArgument,
+    root: RootOption = Path("runs"),
+    worker: Annotated[
+        list[str] | None,
+        typer.Option("--worker", "-w", help="Only this one (driver, learner-0, …); repeatable."),
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many to show.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> None:
+    """Read what driver and workers said, in the order of time."""
+    from rlx.cli.runs_logs import find_logs, last_lines, new_lines
+
+    folder = find_run(run, root)
+    chosen = worker or []
+    coming = new_lines(folder, chosen) if follow else ()
+    found = last_lines(find_logs(folder, chosen), lines)
+    width = max((len(line.source) for line in found), default=0)
+    for line in itertools.chain(found, coming):
+        print(encodable(f"{line.source:<{width}} | {line.text}"), flush=follow)
 
 
 def find_run(name: str, root: Path) -> Path:

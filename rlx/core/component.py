@@ -70,6 +70,9 @@ class Tags:
     loads: tuple[str, ...] = ()
     """Parameters that name models, each a folder or a hub name or a list of them, which the
     component loads where it runs: they are looked for before anything starts, and planned for."""
+    libraries: tuple[str, ...] = ()
+    """Packages that the component imports only when it runs: that they are installed is checked
+    before anything starts."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Tags that the core gives no meaning to."""
 
@@ -106,6 +109,7 @@ def component(
     needs_label: bool = ...,
     aggregation: str | None = ...,
     loads: Collection[str] = ...,
+    libraries: Collection[str] = ...,
     **tags: Any,
 ) -> Callable[[T], T]: ...
 def component(
@@ -117,6 +121,7 @@ def component(
     needs_label: bool = False,
     aggregation: str | None = None,
     loads: Collection[str] = (),
+    libraries: Collection[str] = (),
     **tags: Any,
 ) -> Any:
     """Tag a function or class with what it needs; further keywords are kept in `Tags.extra`.
@@ -144,6 +149,7 @@ def component(
         needs_label=needs_label,
         aggregation=aggregation,
         loads=(loads,) if isinstance(loads, str) else tuple(loads),
+        libraries=(libraries,) if isinstance(libraries, str) else tuple(libraries),
         extra=tags,
     )
 

@@ -108,6 +108,10 @@ class LoggingConfig(Part):
     rollouts_per_step: int = Field(8, ge=1)
     rollouts_max_mib: float = Field(64.0, gt=0)
     """Size cap of `rollouts/` for one run."""
+    trace: bool = True
+    """Write `trace.json`, for Perfetto: what driver, engines, rewards and learner did when."""
+    trace_max_mib: float = Field(64.0, gt=0)
+    """Size cap of `trace.json`; what comes later is not in it."""
 
 
 class PluginsConfig(Part):

@@ -21,6 +21,7 @@ from rlx.core.preflight_eval import eval_complaints
 from rlx.core.preflight_faults import check_faults
 from rlx.core.preflight_folder import check_output
 from rlx.core.preflight_generate import check_generation
+from rlx.core.preflight_libraries import check_libraries
 from rlx.core.preflight_lora import check_lora
 from rlx.core.preflight_placement import check_placement
 from rlx.core.preflight_rollouts import check_replay, check_sampling, check_staleness
@@ -92,6 +93,7 @@ def check_modules(case: Case) -> Iterator[Finding]:
     for module, key in wanted.items():
         if importlib.util.find_spec(module) is None:
             yield error(f"{module} is not installed", key, _INSTALL[module])
+    yield from check_libraries(case.selection.components)
 
 
 def check_loaded(case: Case) -> Iterator[Finding]:

@@ -60,7 +60,12 @@ _AGENT_CLASSES: Final = {
     "openai": "OpenAIAgent",
 }
 _SAMPLERS: Final = {"uniform": "Uniform", "dynamic": "Dynamic", "curriculum": "Curriculum"}
-_TRACKERS: Final = {"jsonl": "Jsonl", "console": "Console", "tensorboard": "TensorBoard"}
+_TRACKERS: Final = {
+    "jsonl": "Jsonl",
+    "console": "Console",
+    "tensorboard": "TensorBoard",
+    "wandb": "WandB",
+}
 
 
 def _add_functions(registry: Registrar, names: tuple[str, ...]) -> None:

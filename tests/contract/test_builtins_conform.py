@@ -22,8 +22,10 @@ ELSEWHERE = {
     ("rewards", "judge"),
     ("rewards", "model"),
     ("agents", "openai"),
+    ("trackers", "wandb"),
 }
-"""They need a server, a model's folder or a program: `tests/plugins` checks them with one."""
+"""They need a server, a model's folder, a program or a package of their own: `tests/plugins` checks
+them with one."""
 
 
 def builtins() -> list[tuple[str, str]]:

@@ -126,8 +126,9 @@ class Rank:
             ):
                 learner.load(str(source))
                 save(learner, self.folder / f"{source.name}-by-two-{stage}")
-                self.update(learner, share_of(random_batch(1), self.rank))
-                self.seen[f"{source.name} resumed {stage}"] = read_weights(learner)
+                if source.name in (f"two-{stage}", f"one-{(stage + 1) % 4}"):
+                    self.update(learner, share_of(random_batch(1), self.rank))
+                    self.seen[f"{source.name} resumed {stage}"] = read_weights(learner)
 
     def abort(self) -> None:
         """Only rank 1 is asked to give up."""

@@ -174,8 +174,7 @@ def test_metrics_of_every_rank_are_those_of_the_whole_batch(ranks: Seen, model: 
     for seen in ranks:
         assert seen["metrics"].keys() == result.metrics.keys()
         for name, value in result.metrics.items():
-            if not name.startswith("memory/"):
-                assert seen["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+            assert seen["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -195,7 +194,10 @@ def test_two_ranks_resume_what_any_layout_wrote(
     assert taken.keys() == expected.keys()
     assert all((taken[name] == expected[name]).all() for name in expected)
     for seen in ranks:
-        assert largest_gap(seen[f"{source} resumed {stage}"], straight) < RESUMED
+        if f"{source} resumed {stage}" in seen:
+            assert largest_gap(seen[f"{source} resumed {stage}"], straight) < RESUMED
+    if source in (f"two-{stage}", f"one-{(stage + 1) % 4}"):
+        assert all(f"{source} resumed {stage}" in seen for seen in ranks)
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-TIMES = ("time", "throughput/", "publish/", "memory/")
+TIMES = ("time", "throughput/", "publish/", "memory/", "engine/")
 """Metrics that measure the machine and not the run."""
 
 REWARD_MODULE = '''

@@ -25,7 +25,9 @@ from rlx.core.engine.interfaces import (
     Sampling,
     WeightsFile,
 )
+from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.engine.runtime import Worker
+from rlx.core.engine.trace import BusyClock
 from rlx.core.errors import EngineError, WorkerLostError
 
 Renew: TypeAlias = Callable[[WorkerLostError], Awaitable[Worker]]
@@ -52,6 +54,7 @@ class RolloutClient:
         """Published last; None: the engine has those that it started with."""
         self._holds = 0
         self._idle = _IdleClock()
+        self._busy: BusyClock | None = None
         self._ids = itertools.count()
         self._pending: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = []
         self._batches: set[asyncio.Task[None]] = set()
@@ -76,7 +79,7 @@ class RolloutClient:
         if self._holds or not self._pending:
             return
         batch, self._pending = self._pending, []
-        self._idle.add(len(batch))
+        self._count(len(batch))
         task = asyncio.get_running_loop().create_task(self._run(batch))
         self._batches.add(task)
         task.add_done_callback(self._batches.discard)
@@ -88,21 +91,21 @@ class RolloutClient:
             async for generations in worker.stream("generate", [item for item, _ in batch]):
                 for generation in generations:
                     future = waiting.pop(generation.request_id)
-                    self._idle.add(-1)
+                    self._count(-1)
                     if not future.done():
                         future.set_result(generation)
             if waiting:
                 raise EngineError(f"the engine left {len(waiting)} requests unanswered")
         except WorkerLostError as error:
-            self._idle.add(-len(waiting))
+            self._count(-len(waiting))
             await self._ask_again(
                 [(item, future) for item, future in batch if item.id in waiting], worker, error
             )
         except Exception as error:
-            self._idle.add(-len(waiting))
+            self._count(-len(waiting))
             _fail(waiting.values(), error)
         except BaseException:
-            self._idle.add(-len(waiting))
+            self._count(-len(waiting))
             for future in waiting.values():
                 future.cancel()
             raise
@@ -158,6 +161,15 @@ class RolloutClient:
         except WorkerLostError as error:
             await self._replace(worker, error)
 
+    def _count(self, more: int) -> None:
+        self._idle.add(more)
+        if self._busy is not None:
+            self._busy.add(more)
+
+    def watch(self, clock: BusyClock) -> None:
+        """Tell `clock` of every request from now on."""
+        self._busy = clock
+
     async def abort(self) -> None:
         """End every running request."""
         for task in list(self._batches):
@@ -206,6 +218,10 @@ class RolloutClient:
         """Have the engine give up device memory until the next `load_weights`."""
         with contextlib.suppress(WorkerLostError):  # one that is lost holds none
             await self._worker.call("sleep", level)
+
+    async def take_stats(self) -> EngineStats:
+        """What the engine did since the last call."""
+        return await self._worker.call("take_stats")
 
     async def forget(self) -> None:
         """Have the engine drop every cached prefix."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rlx.core.config import RunConfig
 from rlx.core.engine.client import Renew
 from rlx.core.engine.fault_ledger import FaultLedger
+from rlx.core.engine.memory import MemoryUse, memory_metrics, take_memory
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import (
     InlineRuntime,
@@ -19,6 +20,7 @@ from rlx.core.engine.runtime import (
     Worker,
     WorkerHooks,
     WorkerSpec,
+    object_store_metrics,
 )
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
@@ -173,6 +175,26 @@ class Crew:
         self._running.clear()
         if self._runtime is not None:
             await self._runtime.end_all()
+
+    async def memory(self) -> dict[str, float]:
+        """`memory/*`: peaks of the processes since the last call, by role, the driver included.
+
+        Workers that share a process share its peak; under `inline` that is the driver's.
+        """
+        own = take_memory()
+        found = [("driver", own)]
+        specs = [self._specs[name] for name in self._running]
+        if self._inline:
+            found += [(spec.role, own) for spec in specs]
+            return memory_metrics(found)
+        hosts = [self._running[spec.name] for spec in specs if spec.beside is None]
+        uses = await asyncio.gather(*(host.memory() for host in hosts), return_exceptions=True)
+        by_host = {host.name: use for host, use in zip(hosts, uses, strict=True)}
+        for spec in specs:
+            use = by_host.get(spec.beside or spec.name)
+            if isinstance(use, MemoryUse):  # a process that died is someone else's business
+                found.append((spec.role, use))
+        return {**memory_metrics(found), **await asyncio.to_thread(object_store_metrics)}
 
     async def close(self) -> None:
         """End every worker and what they live in."""

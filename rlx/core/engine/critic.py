@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Critic:
             )
         if step < self._settings.warmup_steps:
             mine = await self._group.update(batch, step=step)
-            return None if mine is None else _joined(batch, mine.metrics, None)
+            return None if mine is None else _joined(batch, mine, None)
 
         def train_policy() -> Awaitable[UpdateResult | None]:
             return policy.update(batch, step=step, kl_coef=kl_coef)
@@ -67,7 +67,7 @@ class Critic:
         except RlxError as error:
             error.weights_changed = True
             raise
-        return _joined(batch, {**theirs.metrics, **mine.metrics}, theirs.logprobs)
+        return _joined(batch, mine, theirs)
 
     async def abort(self) -> None:
         await self._group.abort()
@@ -116,10 +116,9 @@ def critic_metrics(batch: TrainBatch) -> dict[str, float]:
     }
 
 
-def _joined(
-    batch: TrainBatch, metrics: Mapping[str, float], logprobs: np.ndarray | None
-) -> UpdateResult:
+def _joined(batch: TrainBatch, critic: UpdateResult, policy: UpdateResult | None) -> UpdateResult:
     """A step's result; a policy that was not trained has no log-probs but the batch's own."""
-    if logprobs is None:
+    if policy is None:
         logprobs = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
-    return UpdateResult(metrics=metrics, logprobs=logprobs)
+        return UpdateResult(metrics=critic.metrics, logprobs=logprobs)
+    return dataclasses.replace(policy, metrics={**policy.metrics, **critic.metrics})

@@ -16,6 +16,8 @@ from typing import Protocol
 
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.interfaces import Generation, PublishReport, Sampling, WeightsFile
+from rlx.core.engine.rollout.stats import engine_metrics
+from rlx.core.engine.trace import BusyClock, Trace
 from rlx.core.turns import Generate
 
 _MUCH_FULLER = 2
@@ -82,6 +84,16 @@ class RolloutEngines:
         """Share of the time since the last call without a request, 0 … 1, mean over engines."""
         shares = [member.client.take_idle_share() for member in self._members]
         return sum(shares) / len(shares)
+
+    def watch(self, trace: Trace) -> None:
+        """Write to the trace when each engine has something to do."""
+        for number, member in enumerate(self._members):
+            member.client.watch(BusyClock(trace, f"engine {number}"))
+
+    async def take_metrics(self) -> dict[str, float]:
+        """`engine/*`: what the engines did since the last call."""
+        calls = (member.client.take_stats() for member in self._members)
+        return engine_metrics(await asyncio.gather(*calls))
 
     async def forget(self) -> None:
         """Have every engine drop its cached prefixes."""

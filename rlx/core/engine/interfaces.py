@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from rlx.core.engine.trace import Span
 from rlx.core.generation import Generation as Generation
 from rlx.core.generation import Sampling as Sampling
 from rlx.core.rollouts import TrainBatch
@@ -93,6 +94,8 @@ class UpdateResult:
     """`policy/*` or `critic/*`, `mismatch/*`, `correction/*`, `memory/*` (docs/metrics.md)."""
     logprobs: np.ndarray | None = None
     """[N] float32, of each action token under the policy's weights *before* the step."""
+    spans: Sequence[Span] = ()
+    """What the first rank did when, for the trace."""
 
 
 class Learner(Protocol):

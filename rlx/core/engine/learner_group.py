@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ class LearnerGroup:
             for rank in range(len(self._workers))
         ]
         logprobs = _join(batch, shares, [result.logprobs for result in results])
-        return UpdateResult(metrics=results[0].metrics, logprobs=logprobs)
+        return dataclasses.replace(results[0], logprobs=logprobs)
 
     def _plan(self, batch: TrainBatch, step: int) -> list[list[np.ndarray]]:
         """For each optimizer step the rollouts of each rank."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from rlx.core.engine.memory import MemoryUse
 from rlx.core.engine.stacks import Location
 from rlx.core.engine.watch import Watch
 from rlx.core.errors import EngineError, WorkerLostError
@@ -87,6 +88,10 @@ class RayWorker:
 
     async def now(self, method: str, *args: Any) -> Any:
         return await self.answer(self.process.actor.now.remote(self.name, method, args), method)
+
+    async def memory(self) -> MemoryUse:
+        """Not watched: who asks has a time-out of its own."""
+        return await self.process.actor.memory.remote()
 
     async def answer(self, reference: Awaitable[Any], method: str) -> Any:
         """Await a call's answer; raises what the worker raised, or that it is lost."""

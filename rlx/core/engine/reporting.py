@@ -8,18 +8,20 @@ from typing import Any
 
 from rlx.core.component import Bound
 from rlx.core.detached import detached
+from rlx.core.engine.logs import DriverLog
 from rlx.core.run import Run
 
 
 class Reporter:
-    """Fan-out to the selected trackers.
+    """Fan-out to the selected trackers, and to the driver's log.
 
     A tracker has `log(step, metrics)` and `close(error)`; `start(run)`, `status(text)` and
     `log_samples(step, records)` are optional.
     """
 
-    def __init__(self, trackers: Sequence[Bound]) -> None:
+    def __init__(self, trackers: Sequence[Bound], *, log: DriverLog | None = None) -> None:
         self._trackers = list(trackers)
+        self._log = log
 
     def start(self, run: Run) -> None:
         self._tell("start", run)
@@ -38,6 +40,8 @@ class Reporter:
         self._tell("close", error)
 
     def _tell(self, method: str, *args: Any) -> None:
+        if (function := getattr(self._log, method, None)) is not None:
+            function(*args)
         for tracker in list(self._trackers):
             function = getattr(tracker.instance, method, None)
             if function is None:

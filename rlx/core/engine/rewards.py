@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from rlx.core.config import RewardPolicy
 from rlx.core.engine.interfaces import RewardReply
 from rlx.core.engine.reward_compose import Composed, RewardComposer
 from rlx.core.engine.reward_worker import RewardWorker
+from rlx.core.engine.trace import BusyClock
 from rlx.core.errors import ComponentError, EngineError, WorkerLostError
 from rlx.core.references import ComponentRef
 from rlx.core.rewards import RewardInputs, reward_inputs_of
@@ -56,6 +57,7 @@ class RewardRunner:
         self._waiting: list[_Waiting] = []
         self._running: set[asyncio.Task[None]] = set()
         self._next = 0
+        self._busy: BusyClock | None = None
         self._counts: Counter[str] = Counter()
         self._stateful = any(hasattr(ref.load(), "state_dict") for ref, _ in rewards)
         self._remembered: list[Mapping[str, Any]] = [{} for _ in workers]
@@ -78,7 +80,8 @@ class RewardRunner:
         if not self._composer.names:
             return list(rollouts)
         samples = [reward_inputs_of(rollout) for rollout in rollouts]
-        table = await self._submit(samples)
+        with self._counted():
+            table = await self._submit(samples)
         composed = [
             self._composer.compose(sample, replies)
             for sample, replies in zip(samples, table, strict=True)
@@ -92,6 +95,20 @@ class RewardRunner:
             self._counts["reward/dropped_groups"] += 1
             return None
         return [_rewarded(rollout, one) for rollout, one in zip(rollouts, composed, strict=True)]
+
+    def watch(self, clock: BusyClock) -> None:
+        """Tell `clock` of every group that is scored from now on."""
+        self._busy = clock
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._busy is not None:
+            self._busy.add(1)
+        try:
+            yield
+        finally:
+            if self._busy is not None:
+                self._busy.add(-1)
 
     def take_metrics(self) -> dict[str, float]:
         """Return what was counted since the last call."""

@@ -11,8 +11,8 @@ import asyncio
 import gc
 import importlib
 import inspect
+import logging
 import os
-import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
+from rlx.core.engine.logs import open_worker_log
+from rlx.core.engine.memory import MemoryUse, take_memory
 from rlx.core.engine.pulse import beat, beats
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
 from rlx.core.engine.stacks import (
@@ -47,6 +49,7 @@ _THREADS = {
     "OMP_DYNAMIC": "false",
     "MKL_DYNAMIC": "false",
 }
+_log = logging.getLogger("rlx.worker")
 _TOKEN = Path.home() / ".ray" / "auth_token"
 
 
@@ -101,6 +104,10 @@ class Worker(Protocol):
 
     async def now(self, method: str, *args: Any) -> Any:
         """Run a short method at once, even while another one runs."""
+        ...
+
+    async def memory(self) -> MemoryUse:
+        """Peak memory of the worker's process since the last call for that process."""
         ...
 
 
@@ -159,6 +166,9 @@ class WorkerHost:
     def now(self, worker: str, method: str, args: Sequence[Any]) -> Any:
         return getattr(self._objects[worker], method)(*args)
 
+    async def memory(self) -> MemoryUse:
+        return take_memory()
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -179,6 +189,9 @@ class InlineWorker:
 
     async def now(self, method: str, *args: Any) -> Any:
         return self.host.now(self.name, method, args)
+
+    async def memory(self) -> MemoryUse:
+        return await self.host.memory()
 
     def close(self) -> None:
         self.host.close()
@@ -229,17 +242,19 @@ class ActorHost(WorkerHost):
     """`WorkerHost` inside a Ray actor, with its output in the run's folder."""
 
     def __init__(self, name: str, log_path: str | None) -> None:
-        _redirect_output(log_path)
+        open_worker_log(log_path)
         write_stacks_on_signal()
         super().__init__(name)
 
     async def call(
         self, worker: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        return await _picklable_errors(super().call(worker, method, args, kwargs))
+        return await _picklable_errors(super().call(worker, method, args, kwargs), worker)
 
     async def construct(self, spec: WorkerSpec) -> None:
-        await _picklable_errors(super().construct(spec))
+        await _picklable_errors(super().construct(spec), spec.name)
+        place = f"role {spec.role}, rank {spec.rank} of {spec.world}, process {os.getpid()}"
+        _log.info("%s is made: %s", spec.name, place)
 
     async def stream(  # type: ignore[override]
         self, worker: str, method: str, args: Sequence[Any]
@@ -259,23 +274,12 @@ class ActorHost(WorkerHost):
         return own_location()
 
 
-def _redirect_output(log_path: str | None) -> None:
-    """Send the process's output to the run's `logs/`, where it can be; else Ray keeps it."""
-    if log_path is None or not Path(log_path).parent.is_dir():
-        return
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-
-
-async def _picklable_errors(awaitable: Any) -> Any:
+async def _picklable_errors(awaitable: Any, worker: str) -> Any:
     """Put the worker's traceback on an error as a note: Ray's wrapper loses it."""
     try:
         return await awaitable
     except Exception as error:
+        _log.exception("%s failed", worker)
         error.add_note("In the worker process:\n" + traceback.format_exc())
         raise
 
@@ -454,3 +458,16 @@ class RayRuntime:
         if self._started_ray:
             await asyncio.to_thread(ray.shutdown)
             self._started_ray = False
+
+
+def object_store_metrics() -> dict[str, float]:
+    """`memory/object_store_gib`, of all nodes; empty where Ray does not tell (blocks)."""
+    from ray._private import internal_api
+
+    try:
+        state = internal_api.get_state_from_address()
+        reply = internal_api.get_memory_info_reply(state, timeout_seconds=2.0)
+        used = reply.store_stats.object_store_bytes_used
+    except Exception:
+        return {}
+    return {"memory/object_store_gib": used / 2**30}

@@ -15,9 +15,11 @@ from typing import Any, Protocol
 from rlx.core.config import RunConfig
 from rlx.core.engine.checkpoints import latest_checkpoint, step_of
 from rlx.core.engine.crew import Crew, Selected
+from rlx.core.engine.logs import DriverLog
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.reaper import start_reaper, stop_reaper
 from rlx.core.engine.reporting import Reporter
+from rlx.core.engine.trace import TRACE_NAME, Trace
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef
@@ -94,7 +96,7 @@ class Session(ABC):
         self._checkpoint = checkpoint
         self._objective = objective
         self._folder = config.output.resolve()
-        self._reporter = Reporter([ref.resolve() for ref in trackers])
+        self._reporter = Reporter([ref.resolve() for ref in trackers], log=DriverLog())
         self._crew = Crew(
             config,
             selected,
@@ -102,6 +104,7 @@ class Session(ABC):
             folder=self._folder,
             status=self._reporter.status,
         )
+        self._trace = Trace(None)
         self._trainer: Loop | None = None
         self._main: asyncio.Task[Any] | None = None
         self._signal: int | None = None
@@ -121,6 +124,7 @@ class Session(ABC):
             start_step=self._first_step(),
             objective=self._objective,
         )
+        self._trace = self._open_trace()
         self._watch_signals()
         error: BaseException | None = None
         self._reporter.start(run)
@@ -140,6 +144,7 @@ class Session(ABC):
         finally:
             await self._crew.close()
             stop_reaper(reaper)
+            self._trace.close()
             self._reporter.close(error)
             self._plugins.notify("rlx_on_run_end", run=run, error=error)
             self._over.set()
@@ -176,6 +181,11 @@ class Session(ABC):
         action = f"starting all workers anew from {found.name if found else 'the beginning'}"
         faults.note("learner_restarts", cause=str(lost), action=action, worker=lost.worker)
         return found
+
+    def _open_trace(self) -> Trace:
+        settings = self._config.logging
+        path = self._folder / TRACE_NAME if settings.trace else None
+        return Trace(path, limit=settings.trace_max_mib * 2**20)
 
     def _first_step(self) -> int:
         return step_of(self._checkpoint) if self._checkpoint else 0

@@ -18,12 +18,14 @@ from rlx.core.engine.evaluation import Evaluator, limits_of
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup, StartingWeights
+from rlx.core.engine.monitor import Monitor, Source
 from rlx.core.engine.prepare import Plan, prepare
 from rlx.core.engine.publication import Publisher
 from rlx.core.engine.replay import NoEngine, NoPublisher, Replay
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import Worker, WorkerSpec
 from rlx.core.engine.session import Session, TrainResult
+from rlx.core.engine.trace import BusyClock
 from rlx.core.engine.trainer import Trainer
 from rlx.core.models import resolve_model, vocabulary_hash
 from rlx.core.plugins import PluginSystem
@@ -102,6 +104,7 @@ class _Session(Session):
             engine=parts.engines or NoEngine(),
             publisher=publisher,
             reporter=self._reporter,
+            monitor=self._monitor(parts),
             plugins=plan.plugins,
             faults=self._crew.faults,
             needs_old_logprobs=workers.needs_old_logprobs(config, plan.selection.requires),
@@ -121,6 +124,14 @@ class _Session(Session):
         if trainer.step >= config.steps:
             await self._finish(parts.learner, trainer)
         return reason
+
+    def _monitor(self, parts: _Parts) -> Monitor:
+        sources: list[Source] = [self._crew.memory]
+        if parts.engines is not None:
+            parts.engines.watch(self._trace)
+            sources.append(parts.engines.take_metrics)
+        parts.rewards.watch(BusyClock(self._trace, "rewards"))
+        return Monitor(self._trace, sources)
 
     async def _finish(self, learner: LearnerGroup, trainer: Trainer) -> None:
         if self._config.checkpoint.export:

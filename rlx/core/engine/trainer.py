@@ -28,6 +28,7 @@ from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.metrics import merge, rollout_metrics
+from rlx.core.engine.monitor import Monitor
 from rlx.core.engine.records import Decode, rollout_records
 from rlx.core.engine.reporting import Reporter
 from rlx.core.engine.reward_norm import RunningNorm
@@ -82,6 +83,7 @@ class Trainer:
         engine: _Engine,
         publisher: _Publisher,
         reporter: Reporter,
+        monitor: Monitor,
         plugins: PluginSystem,
         faults: FaultLedger,
         needs_old_logprobs: bool,
@@ -108,6 +110,7 @@ class Trainer:
         self._engine = engine
         self._publisher = publisher
         self._reporter = reporter
+        self._monitor = monitor
         self._plugins = plugins
         self._faults = faults
         self._guard = DivergenceGuard(config.faults.bounds, steps=config.faults.bound_steps)
@@ -204,6 +207,7 @@ class Trainer:
         if update is None:
             self._phase = "idle"
             raise RunInterrupted(self._stop_reason or "the update was given up")
+        self._monitor.update(update.spans)
         self.step += 1
         self._before_step = None
         self._faults.finished(self.step)
@@ -225,7 +229,9 @@ class Trainer:
         if self._checkpoint_is_due():
             with self._timed("checkpoint"):
                 await self.checkpoint()
-        self._emit(collected, batch, merge(numbers, evaluation), update, started)
+        self._phase = "emit"
+        numbers = merge(numbers, evaluation, await self._monitor.take())
+        self._emit(collected, batch, numbers, update, started)
         self._phase = "idle"
         if diverged is not None:
             raise diverged
@@ -323,6 +329,7 @@ class Trainer:
             },
         )
         self.metrics = metrics
+        self._monitor.step(self.step, seconds)
         self._reporter.log(self.step, metrics)
         if self._config.logging.rollouts:
             complete = self._config.logging.rollouts == "complete"
@@ -454,4 +461,6 @@ class Trainer:
         self._phase = self._faults.phase = phase
         started = time.perf_counter()
         yield
-        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._times[phase] = self._times.get(phase, 0.0) + seconds
+        self._monitor.phase(phase, seconds, step=self.step)

@@ -12,6 +12,7 @@ from rlx.core.preflight import raise_errors
 from rlx.core.preflight_case import Finding, error, warning
 from rlx.core.preflight_faults import restart_findings
 from rlx.core.preflight_folder import check_place, folder_complaints
+from rlx.core.preflight_libraries import check_libraries
 from rlx.core.preflight_lora import lora_complaints, resumed_complaints
 
 _INSTALL = {
@@ -34,8 +35,14 @@ def check_offline(
     Raises:
         UsageError: one error with all that must be put right.
     """
-    findings = [*_modules(config), *_sizes(config, info), *_wishes(config, selection)]
-    findings += [*lora_complaints(config, info), *_faults(config)]
+    findings = [
+        *_modules(config),
+        *check_libraries(selection.components),
+        *_sizes(config, info),
+        *_wishes(config, selection),
+        *lora_complaints(config, info),
+        *_faults(config),
+    ]
     return raise_errors(findings, origins or {})
 
 

@@ -23,7 +23,7 @@ from rlx.core.engine.learner.gradients import (
 from rlx.core.engine.learner.model import Loaded, PackedPolicy, load_policy
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
-from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training, peak_gib
+from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training
 from rlx.core.engine.learner.weights_file import export_adapter, export_model, write_weights
 from rlx.core.errors import EngineError
 from rlx.core.objective import ObjectiveSettings, policy_objective
@@ -111,9 +111,9 @@ class PolicyLearner:
             metrics={
                 **trained.metrics("policy"),
                 **(skipped if settings.nonfinite == "skip" else {}),
-                "memory/learner_gib": peak_gib(),
             },
             logprobs=np.concatenate(trained.answers[: len(batches) // settings.epochs]),
+            spans=trained.spans,
         )
 
     def _micro_objective(

@@ -24,7 +24,6 @@ from rlx.core.engine.learner.training import (
     Seat,
     Trained,
     Training,
-    peak_gib,
 )
 from rlx.core.engine.learner.weights_file import export_adapter, export_model
 from rlx.core.objective import Denominators, MetricSums, Objective
@@ -120,8 +119,8 @@ class ObjectiveLearner:
             metrics={
                 **trained.metrics("train"),
                 **(skipped if self._training.settings.nonfinite == "skip" else {}),
-                "memory/learner_gib": peak_gib(),
-            }
+            },
+            spans=trained.spans,
         )
 
     def measure(

@@ -12,9 +12,8 @@ values) and what the objective is, the learner says by two functions.
 from __future__ import annotations
 
 import asyncio
-import resource
-import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -45,6 +44,7 @@ from rlx.core.engine.learner.scorer import score_batch
 from rlx.core.engine.learner.sharded import ShardedModel
 from rlx.core.engine.learner.weights_file import held_weights, write_held
 from rlx.core.engine.pulse import beat
+from rlx.core.engine.trace import Span
 from rlx.core.errors import ComponentError, EngineError, NonFiniteError, RlxError, RunInterrupted
 from rlx.core.objective import MetricSums
 
@@ -77,6 +77,8 @@ class Trained:
     """Of the gradients of the steps that were taken."""
     rate: float = 0.0
     skipped: int = 0
+    spans: list[Span] = field(default_factory=list)
+    """Micro-batches and optimizer steps."""
     answers: list[np.ndarray] = field(default_factory=list)
     """First answer [N] to each batch, before its step; NaN where a pass was not finished."""
 
@@ -210,10 +212,12 @@ class Training:
         try:
             gradients = objective(batch, plan)
             with self.model.learning():
-                done = self._accumulate(plan, forward, gradients, passed, parts, may_abort)
+                done = self._accumulate(plan, forward, gradients, passed, parts, trained, may_abort)
             if not done:
                 return False
+            started = time.time()
             trained.norms.append(self.model.step(trained.rate))
+            trained.spans.append(Span("optimizer step", started, time.time()))
         except NonFiniteError as error:
             if self.settings.nonfinite == "raise":
                 raise
@@ -231,11 +235,13 @@ class Training:
         objective: MicroObjective,
         passed: np.ndarray,
         parts: MetricSums,
+        trained: Trained,
         may_abort: bool,
     ) -> bool:
         """Gradients of one optimizer step, answers into `passed` [N]; false when given up."""
         last = len(plan.micro_batches) - 1
         for index, micro in enumerate(plan.micro_batches):
+            started = time.time()
             answers = forward(micro, plan.chunks[index])
             passed[micro.actions] = answers[0].detach().cpu().numpy()
             gradients, error = _differentiate(objective, micro, answers)
@@ -245,6 +251,7 @@ class Training:
             products = [(answer * g).sum() for answer, g in pairs if answer.requires_grad]
             self.model.backward(torch.stack(products).sum(), last=index == last)
             parts.add(gradients.metrics)
+            trained.spans.append(Span(f"{len(micro.tokens)} rows", started, time.time()))
         return True
 
     def _go_on(self, error: RlxError | None, *, may_abort: bool) -> bool:
@@ -349,12 +356,3 @@ def _differentiate(
         return objective(micro, answers), None
     except RlxError as error:
         return no_gradients(answers), error
-
-
-def peak_gib() -> float:
-    """Peak memory of the largest rank: of its accelerator, else of its process. All call it."""
-    if torch.cuda.is_available():
-        return highest(torch.cuda.max_memory_allocated() / 2**30)[0]
-    # Linux counts in KiB, macOS in bytes.
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    return highest(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)[0]

@@ -18,7 +18,7 @@ from rlx.core.engine.learner.gradients import (
 )
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
-from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training, peak_gib
+from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training
 from rlx.core.engine.learner.value_model import load_critic
 from rlx.core.rollouts import TrainBatch
 from rlx.core.value_loss import ValueInputs, ValueSettings, value_objective
@@ -78,7 +78,6 @@ class ValueLearner:
             metrics={
                 **trained.metrics("critic"),
                 **(skipped if self._training.settings.nonfinite == "skip" else {}),
-                "memory/critic_gib": peak_gib(),
             }
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlx.core.config import RunConfig
 from rlx.core.engine import workers
+from rlx.core.engine.monitor import Monitor
 from rlx.core.engine.objective_group import ObjectiveGroup
 from rlx.core.engine.offline.prepare import OfflinePlan, prepare_offline
 from rlx.core.engine.offline.reference import with_reference
@@ -84,6 +85,7 @@ class OfflineSession(Session):
                 reference_seconds if "ref_logprobs" in plan.selection.requires else None
             ),
             reporter=self._reporter,
+            monitor=Monitor(self._trace, [self._crew.memory]),
             plugins=plan.plugins,
             faults=self._crew.faults,
         )

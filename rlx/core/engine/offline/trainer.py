@@ -19,6 +19,7 @@ from rlx.core.engine.divergence import DivergenceGuard
 from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.interfaces import FileMarks, UpdateResult
 from rlx.core.engine.metrics import merge
+from rlx.core.engine.monitor import Monitor
 from rlx.core.engine.objective_group import ObjectiveGroup
 from rlx.core.engine.offline.best import Best
 from rlx.core.engine.reporting import Reporter
@@ -57,6 +58,7 @@ class OfflineTrainer:
         evaluation: Sequence[DataSet],
         scores: bool,
         reporter: Reporter,
+        monitor: Monitor,
         plugins: PluginSystem,
         faults: FaultLedger,
         reference_seconds: float | None = None,
@@ -72,6 +74,7 @@ class OfflineTrainer:
         self._scores = scores
         self._reference_seconds = reference_seconds
         self._reporter = reporter
+        self._monitor = monitor
         self._plugins = plugins
         self._faults = faults
         self._guard = DivergenceGuard(config.faults.bounds, steps=config.faults.bound_steps)
@@ -133,6 +136,7 @@ class OfflineTrainer:
         batch = self._data.rows.take(chosen)
         with self._timed("update"):
             update = await self._update(batch, chosen)
+        self._monitor.update(update.spans)
         self.step += 1
         self._before_step = None
         self._faults.finished(self.step)
@@ -152,7 +156,7 @@ class OfflineTrainer:
         except BaseException:  # the step itself is done, and is not lost
             self._emit(numbers, started)
             raise
-        self._emit(merge(numbers, evaluation), started)
+        self._emit(merge(numbers, evaluation, await self._monitor.take()), started)
         if diverged is not None:
             raise diverged
 
@@ -173,9 +177,10 @@ class OfflineTrainer:
             times["time/reference"] = self._reference_seconds
             self._reference_seconds = None
         times |= self._checkpoints.take_metrics()
-        seconds = {"time/step": time.perf_counter() - started}
-        metrics = merge(numbers, self._faults.take_metrics(), times, seconds)
+        seconds = time.perf_counter() - started
+        metrics = merge(numbers, self._faults.take_metrics(), times, {"time/step": seconds})
         self.metrics = metrics
+        self._monitor.step(self.step, seconds)
         self._reporter.log(self.step, metrics)
         self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
         wish = self._plugins.stop_reason(run=self._run, step=self.step, metrics=metrics)
@@ -297,4 +302,6 @@ class OfflineTrainer:
         self._faults.phase = phase
         started = time.perf_counter()
         yield
-        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._times[phase] = self._times.get(phase, 0.0) + seconds
+        self._monitor.phase(phase, seconds, step=self.step)

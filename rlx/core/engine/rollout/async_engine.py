@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
 from rlx.core.engine.pulse import beat
 from rlx.core.engine.rollout.core import EngineCore, Finished, Key
+from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.errors import EngineError, WorkerLostError
 
 T = TypeVar("T")
@@ -111,6 +112,10 @@ class AsyncEngine:
             EngineError: requests run.
         """
         await self._ask(lambda: self._sleep(level))
+
+    async def take_stats(self) -> EngineStats:
+        """What the engine did since the last call."""
+        return await self._ask(self._core.take_stats)
 
     async def forget(self) -> None:
         """Drop every cached prefix."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.errors import EngineError
 
 Key: TypeAlias = int
@@ -49,6 +50,10 @@ class EngineCore(Protocol):
 
     def sleep(self, level: int) -> None:
         """Give up device memory. 1: the cache, and weights move to the host; 2: both are lost."""
+        ...
+
+    def take_stats(self) -> EngineStats:
+        """What the core did since the last call."""
         ...
 
     def forget(self) -> None:

@@ -27,6 +27,7 @@ from rlx.core.engine.rollout.core import (
     merged,
 )
 from rlx.core.engine.rollout.sampling import processed_logprobs, sample
+from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.engine.weights import open_weights
 from rlx.core.errors import EngineError
 from rlx.core.rollouts import FinishReason
@@ -55,6 +56,7 @@ class TransformersCore:
         self._version = 0
         self._waiting: deque[_Row] = deque()
         self._batch: _Batch | None = None
+        self._stats = EngineStats()
 
     def start(self) -> Mapping[str, Any]:
         import transformers
@@ -89,10 +91,15 @@ class TransformersCore:
     def step(self) -> Finished:
         if self._batch is None:
             self._batch = _Batch(self._model, self._admit(), self._end_tokens)
+        self._stats.note(running=len(self._batch), waiting=len(self._waiting))
         finished = self._batch.step()
         if not len(self._batch):
             self._batch = None
         return finished
+
+    def take_stats(self) -> EngineStats:
+        stats, self._stats = self._stats, EngineStats()
+        return stats
 
     def _admit(self) -> list[_Row]:
         admitted: list[_Row] = []

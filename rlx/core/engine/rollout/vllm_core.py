@@ -19,6 +19,7 @@ from rlx.core.engine.rollout.core import (
     end_token_ids,
     merged,
 )
+from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.engine.rollout.vllm_process import (
     borrowed_process,
     make_engine,
@@ -26,6 +27,7 @@ from rlx.core.engine.rollout.vllm_process import (
     shut_down,
     vllm_environment,
 )
+from rlx.core.engine.rollout.vllm_stats import SchedulerReader
 from rlx.core.errors import EngineError
 from rlx.core.sizes import KV_BLOCK
 
@@ -76,6 +78,7 @@ class VllmCore:
 
             torch.set_num_threads(self._threads)
             self._engine = make_engine(self._arguments())
+            self._scheduler = SchedulerReader(self._engine)
         config = self._engine.model_config
         self._end_tokens = end_token_ids(self._model, config.hf_config)
         self._vocabulary = config.get_vocab_size()
@@ -175,6 +178,7 @@ class VllmCore:
     def step(self) -> Finished:
         with preserved_generators():
             outputs = self._engine.step()
+        self._scheduler.note(len(outputs))
         return [self._finish(int(output.request_id), output) for output in outputs]
 
     def abort(self, keys: Sequence[Key]) -> Finished:
@@ -233,6 +237,9 @@ class VllmCore:
         if self._sleeps and not self._asleep:
             self._engine.sleep(level)
             self._asleep = True
+
+    def take_stats(self) -> EngineStats:
+        return self._scheduler.take()
 
     def forget(self) -> None:
         self._engine.reset_prefix_cache(reset_running_requests=True)
