@@ -128,4 +128,5 @@ def _open(path: Path) -> IO[str]:
     file = path.open("a", encoding="utf-8")
     if not kept:
         file.write("[\n")
+        file.flush()
     return file
