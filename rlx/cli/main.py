@@ -142,6 +142,16 @@ def _exit_code() -> int:
         return 2
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except UnicodeDecodeError as error:
+        from rlx.core.discovery import unreadable_metadata
+
+        # Libraries read the metadata of all that is installed, and end here at what they can't.
+        damaged = unreadable_metadata()
+        if damaged is None:
+            print_failure(error)
+            return 1
+        print_usage_error(damaged)
+        return 2
     except Exception as error:
         print_failure(error)
         return 1

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -114,16 +115,29 @@ def rollouts(
             where="--step",
             fix=f"choose one of {min(steps)} … {max(steps)}",
         )
-    for record in list(_records(steps[chosen]))[:count]:
+    for number, record in enumerate(list(_records(steps[chosen]))[:count], 1):
         if as_json:
             print(encodable(json.dumps(record, ensure_ascii=False)))
         else:
-            _console.print(rollout_panel(record))
+            _console.print(_panel(record, f"{steps[chosen]}, line {number}"))
     if not as_json:
         _console.print(LEGEND, style="dim")
         _console.print(
             f"next: rlx runs rollouts {run} --step {min(steps)}  (the first)", style="dim"
         )
+
+
+def _panel(record: Any, where: str) -> Panel:
+    try:
+        return rollout_panel(record)
+    except KeyError as error:
+        problem = f"has no field {error}"
+    except (TypeError, ValueError, AttributeError) as error:
+        problem = f"can't be shown: {error}"
+    raise UsageError(
+        f"{where}: the record {problem}",
+        fix="`--json` prints records as they are; rlx and its plugins write whole ones",
+    )
 
 
 @app.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
@@ -70,6 +70,8 @@ class Tags:
     loads: tuple[str, ...] = ()
     """Parameters that name models, each a folder or a hub name or a list of them, which the
     component loads where it runs: they are looked for before anything starts, and planned for."""
+    ordered: tuple[str, ...] = ()
+    """Parameters, numbers, of which none may be larger than the next: `("low", "high")`."""
     libraries: tuple[str, ...] = ()
     """Packages that the component imports only when it runs: that they are installed is checked
     before anything starts."""
@@ -109,6 +111,7 @@ def component(
     needs_label: bool = ...,
     aggregation: str | None = ...,
     loads: Collection[str] = ...,
+    ordered: Sequence[str] = ...,
     libraries: Collection[str] = ...,
     **tags: Any,
 ) -> Callable[[T], T]: ...
@@ -121,6 +124,7 @@ def component(
     needs_label: bool = False,
     aggregation: str | None = None,
     loads: Collection[str] = (),
+    ordered: Sequence[str] = (),
     libraries: Collection[str] = (),
     **tags: Any,
 ) -> Any:
@@ -149,6 +153,7 @@ def component(
         needs_label=needs_label,
         aggregation=aggregation,
         loads=(loads,) if isinstance(loads, str) else tuple(loads),
+        ordered=tuple(ordered),
         libraries=(libraries,) if isinstance(libraries, str) else tuple(libraries),
         extra=tags,
     )

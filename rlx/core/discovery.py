@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -58,6 +59,26 @@ def scan() -> list[PluginDistribution]:
                 problems=problems,
             )
     return sorted(found.values(), key=lambda item: item.provider.distribution)
+
+
+def unreadable_metadata() -> UsageError | None:
+    """What to say of installed distributions whose metadata is not UTF-8; None: there are none."""
+    found = []
+    for distribution in importlib.metadata.distributions():
+        for file in ("entry_points.txt", "METADATA"):
+            try:
+                distribution.read_text(file)
+            except UnicodeDecodeError:
+                found.append(str(Path(str(getattr(distribution, "_path", "?"))) / file))
+            except OSError:
+                continue
+    if not found:
+        return None
+    return UsageError(
+        "the metadata of an installed package is not UTF-8, and Python can't read what is "
+        f"installed: {'; '.join(found)}",
+        fix="remove or install again the package that it belongs to",
+    )
 
 
 def _text(distribution: importlib.metadata.Distribution, file: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import itertools
 import operator
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rlx.core.call_shape import check_call
-from rlx.core.component import singular
+from rlx.core.component import Tags, singular, tags_of
 from rlx.core.errors import UsageError
 from rlx.core.importing import FILE_PREFIX, import_target, search_root
-from rlx.core.parameters import portable_values, validate_parameters
+from rlx.core.parameters import parameter_values, portable_values, validate_parameters
 from rlx.core.references import ComponentRef, pickle_object, source_hash
 from rlx.core.registry import Provider
 
@@ -70,7 +71,20 @@ def checked(ref: ComponentRef, params: Mapping[str, Any], where: str | None) -> 
         )
     check_call(obj, kind=ref.kind, label=label, where=where)
     model = validate_parameters(obj, params, label=label, where=where)
+    _check_order(tags_of(obj), parameter_values(model), label, where)
     return replace(ref, params=portable_values(model))
+
+
+def _check_order(tags: Tags, values: Mapping[str, Any], label: str, where: str | None) -> None:
+    """Parameters that must not fall don't; None stands for no limit."""
+    given = [(name, values[name]) for name in tags.ordered if values.get(name) is not None]
+    for (first, low), (second, high) in itertools.pairwise(given):
+        if low > high:
+            raise UsageError(
+                f"{label}: {first} ({low:g}) is larger than {second} ({high:g})",
+                where=where,
+                fix=f"{first} at most {second}",
+            )
 
 
 def describe(kind: str, name: str, provider: Provider | None) -> str:

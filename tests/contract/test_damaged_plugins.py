@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -225,3 +227,24 @@ def test_broken_rlxfile_is_a_warning_and_said_to_be_in_use_nowhere(
     assert "failed to load and is not used" in message
     assert system.notices == []
     assert warned_by_loading(search_path=[tmp_path], disable=["rlxfile"])[1] == []
+
+
+def test_metadata_that_libraries_choke_on_is_named(install, tmp_path: Path) -> None:
+    """pydantic, vLLM and others read the entry points of everything that is installed."""
+    site = install("rlx-good", GOOD, {"mod_good.py": LOSS})
+    info = site / "odd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_bytes(b"[pydantic]\nx = a\xff:b\n")
+    command = [sys.executable, "-m", "rlx", "train", "--dry-run"]
+    path = os.pathsep.join([str(site), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "odd-1.0.dist-info/entry_points.txt" in "".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlx
+from rlx.core.errors import UsageError
 from rlx.plugins.corrections.icepop import icepop
 from rlx.plugins.corrections.none import none
 from rlx.plugins.corrections.seq_mask_tis import seq_mask_tis
@@ -116,3 +118,10 @@ def test_weights_carry_no_gradient() -> None:
     for correction in CORRECTIONS:
         x = correction_inputs(old_logprobs=old, rollout_logprobs=torch.tensor([-1.5, -1.5]))
         assert not correction(x).requires_grad
+
+
+@pytest.mark.parametrize("name", ["tis", "icepop", "seq_tis", "seq_mask_tis"])
+def test_a_band_upside_down_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"low \(5\) is larger than high \(0\.5\)"):
+        rlx.resolve("corrections", name, low=5.0, high=0.5)
+    rlx.resolve("corrections", name, low=0.5, high=0.5)

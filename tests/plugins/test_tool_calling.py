@@ -209,6 +209,24 @@ def test_a_static_method_is_given_no_object(tmp_path: Path) -> None:
     assert rollout.metrics == {"tool_calls": 1.0, "tool_errors": 0.0}
 
 
+def test_a_class_method_is_a_tool_of_its_class(tmp_path: Path) -> None:
+    (tmp_path / "bound.py").write_text(
+        "class Sums:\n"
+        "    start = 10\n\n"
+        "    @classmethod\n"
+        "    def add(cls, a: int, b: int) -> int:\n"
+        '        """Add."""\n'
+        "        return cls.start + a + b\n\n"
+        "    def double(self, a: int) -> int:\n"
+        '        """Double."""\n'
+        "        return 2 * a\n"
+    )
+    said = [call("add", a=2, b=3), call("double", a=2), "5"]
+    rollout, _ = play(said, tools=[f"{tmp_path / 'bound.py'}:Sums"])
+    assert rollout.metrics == {"tool_calls": 2.0, "tool_errors": 0.0}
+    assert "15" in raw(rollout.tokens)
+
+
 def test_a_result_with_half_a_surrogate_pair_is_observed(tmp_path: Path) -> None:
     (tmp_path / "echo.py").write_text(
         "def echo(text: str) -> str:\n    'Say it.'\n    return text\n"

@@ -15,6 +15,7 @@ from rich.console import Console
 from rlx.cli.rollout_view import prompt_text, rollout_panel
 from rlx.core.engine.batches import make_batch
 from rlx.core.engine.records import groups_of, rollout_records
+from rlx.core.errors import UsageError
 from rlx.core.rollouts import Group, Rollout, Span, Task, TrainBatch
 from rlx.plugins.trackers.jsonl import Jsonl
 from rlx.testing.scripted import CharTokenizer
@@ -161,3 +162,17 @@ def test_a_message_without_content_shows_its_calls() -> None:
         [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "x"}]
     )
     assert shown == "assistant: [{'function': {'name': 'add'}}]\nx: "
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [({"step": 1}, "has no field 'prompt'"), ({"prompt": 3}, "can't be shown"), ([], "can't be")],
+)
+def test_a_record_that_is_not_whole_is_told(tmp_path: Path, record: object, told: str):
+    from rlx.cli.runs import rollouts
+
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "rollouts" / "step-000001.jsonl").write_text(json.dumps(record) + "\n")
+    with pytest.raises(UsageError, match=rf"step-000001.jsonl, line 1: the record {told}"):
+        rollouts(str(tmp_path), root=tmp_path, step=None, count=5, as_json=False)

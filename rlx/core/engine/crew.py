@@ -12,6 +12,7 @@ from rlx.core.config import RunConfig
 from rlx.core.engine.client import Renew
 from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.memory import MemoryUse, memory_metrics, take_memory
+from rlx.core.engine.object_store import ObjectStore
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import (
     InlineRuntime,
@@ -20,7 +21,6 @@ from rlx.core.engine.runtime import (
     Worker,
     WorkerHooks,
     WorkerSpec,
-    object_store_metrics,
 )
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
@@ -66,6 +66,7 @@ class Crew:
         self._runtime: Runtime | None = None
         self._specs: dict[str, WorkerSpec] = {}
         self._running: dict[str, Worker] = {}
+        self._store = ObjectStore()
         self.faults = FaultLedger(folder, status)
         self.facts: dict[str, Any] = {}
         """What each worker said of itself when it started."""
@@ -194,7 +195,7 @@ class Crew:
             use = by_host.get(spec.beside or spec.name)
             if isinstance(use, MemoryUse):  # a process that died is someone else's business
                 found.append((spec.role, use))
-        return {**memory_metrics(found), **await asyncio.to_thread(object_store_metrics)}
+        return {**memory_metrics(found), **await asyncio.to_thread(self._store.metrics)}
 
     async def close(self) -> None:
         """End every worker and what they live in."""

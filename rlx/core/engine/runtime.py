@@ -458,16 +458,3 @@ class RayRuntime:
         if self._started_ray:
             await asyncio.to_thread(ray.shutdown)
             self._started_ray = False
-
-
-def object_store_metrics() -> dict[str, float]:
-    """`memory/object_store_gib`, of all nodes; empty where Ray does not tell (blocks)."""
-    from ray._private import internal_api
-
-    try:
-        state = internal_api.get_state_from_address()
-        reply = internal_api.get_memory_info_reply(state, timeout_seconds=2.0)
-        used = reply.store_stats.object_store_bytes_used
-    except Exception:
-        return {}
-    return {"memory/object_store_gib": used / 2**30}

@@ -135,13 +135,16 @@ def load_tools(reference: str) -> list[Tool]:
         reference, label=label, where="agent.tools", search_path=[str(Path.cwd())]
     )
     if inspect.isclass(found):
-        methods = inspect.getmembers(found, inspect.isfunction)
+        # A class method comes bound to its class.
+        methods = inspect.getmembers(
+            found, lambda member: inspect.isfunction(member) or inspect.ismethod(member)
+        )
         own = [(name, method) for name, method in methods if not name.startswith("_")]
         if not own:
             raise UsageError(f"{label} has no public method", where="agent.tools")
-        # A static method is given no object.
         return [
-            _tool(name, method, None if _is_static(found, name) else found) for name, method in own
+            _tool(name, method, found if _needs_object(found, name) else None)
+            for name, method in own
         ]
     if not callable(found):
         raise UsageError(
@@ -150,8 +153,8 @@ def load_tools(reference: str) -> list[Tool]:
     return [_tool(str(getattr(found, "__name__", reference.rpartition(":")[2])), found, None)]
 
 
-def _is_static(owner: type, name: str) -> bool:
-    return isinstance(inspect.getattr_static(owner, name), staticmethod)
+def _needs_object(owner: type, name: str) -> bool:
+    return not isinstance(inspect.getattr_static(owner, name), staticmethod | classmethod)
 
 
 def _tool(name: str, function: Callable[..., Any], owner: type | None) -> Tool:

@@ -10,7 +10,7 @@ from rlx.core.ragged import Tensor
 from rlx.core.ranges import NonNegative
 
 
-@component(ratio="token")
+@component(ordered=("low", "high"), ratio="token")
 def icepop(x: CorrectionInputs, *, low: NonNegative = 0.5, high: NonNegative = 5.0) -> Tensor:
     """Importance weight of each token; tokens on which the two sides disagree are masked.
 

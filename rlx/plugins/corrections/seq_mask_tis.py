@@ -10,7 +10,7 @@ from rlx.core.ragged import Tensor
 from rlx.core.ranges import NonNegative
 
 
-@component(ratio="token")
+@component(ordered=("low", "high"), ratio="token")
 def seq_mask_tis(x: CorrectionInputs, *, low: NonNegative = 0.5, high: NonNegative = 5.0) -> Tensor:
     """Truncated importance weight of each token; rollouts that drifted as a whole are masked.
 

@@ -8,7 +8,7 @@ from rlx.core.ragged import Tensor
 from rlx.core.ranges import NonNegative
 
 
-@component(ratio="sequence")
+@component(ordered=("low", "high"), ratio="sequence")
 def seq_tis(x: CorrectionInputs, *, low: NonNegative = 0.0, high: NonNegative = 5.0) -> Tensor:
     """Importance weight of the rollout on each of its tokens, truncated.
 

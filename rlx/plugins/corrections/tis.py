@@ -8,7 +8,7 @@ from rlx.core.ragged import Tensor
 from rlx.core.ranges import NonNegative
 
 
-@component(ratio="token")
+@component(ordered=("low", "high"), ratio="token")
 def tis(x: CorrectionInputs, *, low: NonNegative = 0.5, high: NonNegative = 5.0) -> Tensor:
     """Importance weight of each token, truncated.
 

@@ -134,7 +134,8 @@ def _state(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
     """Adam's state of a tensor, made as Adam makes it where no step was taken yet."""
     state: dict[str, Tensor] = optimizer.state[parameter]
     if not state:
-        state["step"] = torch.tensor(0.0, dtype=torch.float32)
+        device = parameter.device if optimizer.defaults.get("fused") else "cpu"
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         for key in KEYS[1:]:
             state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     return state
