@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_cases import VOCABULARY, read_weights, relative_difference, write_model
+from learner_cases import VOCABULARY, read_weights, relative_difference, save, write_model
 from torch import Tensor
 
 from rlx.core.component import component
@@ -196,7 +196,7 @@ def test_the_teacher_is_not_in_the_checkpoint(student: str, teacher: str, tmp_pa
     learner, batch = started(student, teacher), rows()
     learner.update(batch, step=0)
     (tmp_path / "checkpoint").mkdir()
-    learner.save(str(tmp_path / "checkpoint"))
+    save(learner, str(tmp_path / "checkpoint"))
     learner.export(str(tmp_path / "export"))
     from safetensors.torch import load_file
 

@@ -59,6 +59,7 @@ def selection(correction: str = "none", **required_by: tuple[str, ...]) -> Selec
             required_by=required_by,
             rewards=((reward, 1.0),),
             loads=(),
+            components=(),
             correction=ComponentRef(kind="corrections", name=correction, target=target, params={}),
         ),
     )
