@@ -81,3 +81,16 @@ def test_stopped_run_goes_on_with_the_groups_that_it_had(workspace: Path):
         for line in path.read_text().splitlines()
     ]
     assert len(groups) == len(set(groups)), "a group was trained on twice"
+    observed = {"engine/running_mean", "engine/kv_cache_max", "engine/prefix_hit_rate"}
+    observed |= {f"memory/{what}_gib" for what in ("driver", "rollout", "learner", "object_store")}
+    assert all(observed <= record.keys() for record in records)
+    assert any("time/checkpoint_write" in record for record in records)
+    trace = (workspace / "out" / "trace.json").read_text().rstrip().rstrip(",")
+    events = json.loads(trace + "]")
+    tracks = {one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert tracks == {"driver", "steps", "learner", "rewards", "engine 0"}
+    steps = [one["name"] for one in events if one["name"].startswith("step ")]
+    assert steps == [f"step {record['step']}" for record in records]
+    said = run(workspace, ["runs", "logs", "out", "-n", "10000"])
+    assert "learner-0 is made" in said
+    assert said.count("rlx.driver: the run ended") == 2
