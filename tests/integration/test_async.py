@@ -60,7 +60,7 @@ def test_stopped_run_goes_on_with_the_groups_that_it_had(workspace: Path):
     words = [*arguments("out", steps=40, runtime="ray", engine="vllm"), *IN_FLIGHT]
     words += ["--checkpoint-every", "1", "--set", "checkpoint.asynchronous=true"]
     process = start(workspace, words)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     log = workspace / "out" / "metrics.jsonl"
     while not (log.exists() and len(log.read_text().splitlines()) >= 3):
         assert process.poll() is None, (workspace / "log.txt").read_text()
