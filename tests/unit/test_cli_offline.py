@@ -89,6 +89,8 @@ def test_dry_run_counts_what_is_left_out(workspace: Path) -> None:
         (["rm", "--best", "eval/tast/loss"], "no metric of the held-out data"),
         (["sft", "--resume", "--output", "nothing"], "there is no run in nothing"),
         (["distill"], "needs a teacher, and none is named"),
+        (["rm", "--set", "data.max_prompt_tokens=9"], "no prompt is measured"),
+        (["dpo", "--reference", "./nowhere"], "there is no model folder ./nowhere"),
     ],
 )
 def test_mistakes_end_before_anything_starts(
@@ -118,12 +120,15 @@ def test_reference_that_nobody_reads_is_warned_of(workspace: Path) -> None:
     assert "reads no reference model" in said
 
 
-def test_teacher_needs_the_vocabulary_of_its_student(workspace: Path) -> None:
+def test_teacher_and_reference_need_the_vocabulary_of_the_model(workspace: Path) -> None:
     make_model(workspace / "other", LLAMA)
     tiny_tokenizer().save_pretrained(workspace / "other")
     result = CliRunner().invoke(app, ["distill", "--teacher", "other"])
     assert isinstance(result.exception, UsageError), result.output
     assert "the teacher other has another vocabulary than embedded" in str(result.exception)
+    result = CliRunner().invoke(app, ["dpo", "--reference", "other", "--dry-run"])
+    assert isinstance(result.exception, UsageError), result.output
+    assert "the reference other has another vocabulary than embedded" in str(result.exception)
     settings, _ = dry_run("distill", "--teacher", "embedded", "--set", "objective.divergence=js")
     assert settings["offline"]["teacher"] == "embedded"
     _, said = dry_run("sft", "--set", "offline.teacher=embedded")

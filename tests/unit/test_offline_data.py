@@ -20,6 +20,8 @@ MARKED = (
     "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+MARKED_WORDS = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
+"""Marks what is said alone: nothing, where nothing is."""
 FORGETFUL = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content if loop.last or m.role == 'user' else '(old)' }}<|im_end|>\n{% endfor %}"
@@ -34,6 +36,7 @@ TALK = [
 ]
 PAIRS = Needs(data="pairs", per="pair")
 SCORED = Needs(data="pairs", head="score", per="pair")
+STEPS = Needs(data="steps", head="token")
 
 
 @pytest.fixture
@@ -121,6 +124,29 @@ def test_template_that_rewrites_history_trains_what_it_can(loaded: Any) -> None:
     assert "1 answers not trained" in source.complaints()[0]
 
 
+@pytest.mark.parametrize("template", [CHATML, MARKED, MARKED_WORDS])
+def test_answer_in_which_nothing_is_said_is_not_trained(loaded: Any, template: str) -> None:
+    silent = [TALK[0], {"role": "assistant", "content": ""}, *TALK[2:]]
+    source = loaded([{"messages": silent}], template=template)
+    (said,) = trained(source.rows)
+    assert said.removesuffix("<|im_end|>") == "so long"
+    assert source.complaints() == ["tiny_tokenizer.load: 1 answers not trained: they are empty"]
+    assert source.describe()["answers_empty"] == 1
+
+
+def test_conversation_that_a_marked_template_refuses_is_an_error(loaded: Any) -> None:
+    with pytest.raises(UsageError, match=r"refuses a conversation \(roles: user, assistant\)"):
+        loaded([{"messages": TALK[:2]}], template=MARKED + "{{ raise_exception('no') }}")
+
+
+@pytest.mark.parametrize("value", ["hello", [{"from": "human", "value": "hi"}]])
+def test_messages_that_are_none_are_an_error_that_names_their_column(
+    loaded: Any, value: Any
+) -> None:
+    with pytest.raises(UsageError, match="column 'messages' of row 0 is not a list of messages"):
+        loaded([{"messages": value}], template=CHATML)
+
+
 def test_condition_on_a_column_goes_through_the_prompts_template(loaded: Any) -> None:
     rows = loaded(
         [{"prompt": "say", "completion": "x", "reward": 0.5}],
@@ -160,6 +186,13 @@ def test_whole_conversations_beside_their_prompt_are_not_doubled(loaded: Any) ->
     row = {"prompt": TALK[:3], "chosen": TALK, "rejected": other}
     rows = loaded([row], PAIRS, template=CHATML).rows
     assert texts(rows)[1].count("hello") == 1
+
+
+def test_system_prompt_of_the_settings_does_not_double_the_prompt(loaded: Any) -> None:
+    row = {"prompt": "hi", "chosen": TALK[:2], "rejected": [TALK[0], TALK[3]]}
+    batch = loaded([row], PAIRS, template=CHATML, data={"system_prompt": "be kind"}).rows
+    assert [text.count("hi") for text in texts(batch)] == [1, 1]
+    assert [text.count("be kind") for text in texts(batch)] == [1, 1]
 
 
 def test_score_is_read_at_the_last_token_of_what_a_scorer_would_write(loaded: Any) -> None:
@@ -231,6 +264,38 @@ GOOD = {"prompt": "p ", "completion": "fine", "chosen": "a", "rejected": "b"}
             {"data": {"max_prompt_tokens": 30}},
             "longer than data.max_prompt_tokens",
         ),
+        (
+            {"messages": [*TALK[:3], {"role": "assistant", "content": " "}]},
+            Needs(),
+            {"template": CHATML, "train_on": "last"},
+            "empty answers",
+        ),
+        ({"prompt": "p", "completion": TALK[:1]}, Needs(), {}, "without an assistant's answer"),
+        (
+            {"prompt": "p", "completion": [TALK[1], {"role": "assistant", "content": None}]},
+            Needs(),
+            {},
+            "not one text",
+        ),
+        ({"prompt": "p", "completion": TALK}, Needs(), {}, "not one text"),
+        (
+            {"prompt": TALK[:1], "chosen": TALK[2:3], "rejected": TALK[1:2]},
+            SCORED,
+            {"template": CHATML},
+            "without an assistant's answer",
+        ),
+        (
+            {"prompt": "p", "completions": ["a", " "], "labels": [1, 0]},
+            STEPS,
+            {},
+            "an empty step",
+        ),
+        (
+            {"prompt": "p" * 9, "completions": ["a", "b"], "labels": [1, 0]},
+            STEPS,
+            {"data": {"max_prompt_tokens": 8}},
+            "longer than data.max_prompt_tokens",
+        ),
         ({"prompt": "p", "chosen": "x", "rejected": "x"}, PAIRS, {}, "answers are the same"),
         ({"prompt": "p", "chosen": "", "rejected": "x"}, PAIRS, {}, "empty answers"),
         (
@@ -244,7 +309,13 @@ GOOD = {"prompt": "p ", "completion": "fine", "chosen": "a", "rejected": "b"}
 def test_rows_that_can_not_be_trained_on_are_counted(
     loaded: Any, row: dict[str, Any], needs: Needs, options: dict[str, Any], reason: str
 ) -> None:
-    good = {"messages": TALK[:2]} if "messages" in row else GOOD
+    good: dict[str, Any] = {"messages": TALK[:2]} if "messages" in row else GOOD
+    if not isinstance(row.get("completion", ""), (str, type(None))):
+        good = {**GOOD, "completion": TALK[1:2]}
+    if "completions" in row:
+        good = {**GOOD, "completions": ["a"], "labels": [1]}
+    if isinstance(row.get("prompt"), list):
+        good = {"prompt": TALK[:1], "chosen": TALK[1:2], "rejected": TALK[3:]}
     source = loaded([row, {**dict.fromkeys(row), **good}, row], needs, **options)
     assert source.rows.number.tolist() == [1]
     ((found, count),) = source.dropped.items()

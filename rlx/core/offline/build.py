@@ -38,6 +38,8 @@ class RowBuilder:
         """Sequences that were cut."""
         self.rewritten = 0
         """Answers of kept conversations that can't be trained."""
+        self.empty = 0
+        """Answers of kept conversations in which nothing is said."""
         self._numbers: list[int] = []
         self._tokens: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
@@ -54,9 +56,11 @@ class RowBuilder:
         """Take rows by number, and the sequences of all their drafts in order."""
         following = iter(sequences)
         for number, example in examples:
-            whole = [self._read(next(following)) for _ in example.drafts]
+            encoded = [next(following) for _ in example.drafts]
+            whole = [self._read(one) for one in encoded]
             kept = [self._fitted(one) for one in whole]
-            if reason := self._refused(whole, kept):
+            longest_prompt = max(one.prompt_length for one in encoded)
+            if reason := self._refused(whole, kept, longest_prompt):
                 self._drop(reason, number)
                 continue
             self.cut += sum(
@@ -64,13 +68,15 @@ class RowBuilder:
                 for before, one in zip(whole, kept, strict=True)
             )
             self.rewritten += example.rewritten
+            self.empty += example.empty
             self._numbers.append(number)
             self._tokens += [np.array(one.tokens, np.int32) for one in kept]
             self._positions += [np.array(one.positions, np.int64) for one in kept]
             self._turns += [np.array(one.turns, np.int64) for one in kept]
             self._margins.append(example.margin)
             self._desirable.append(example.desirable)
-            self._labels += example.labels[: len(kept[0].positions)]
+            if example.labels:
+                self._labels += [example.labels[step] for step in kept[0].turns]
 
     def finish(self, source: str) -> RowBatch:
         """The rows of the data set."""
@@ -120,11 +126,13 @@ class RowBuilder:
             turns=[turn for _, turn in pairs],
         )
 
-    def _refused(self, whole: Sequence[Encoded], kept: Sequence[Encoded]) -> str | None:
+    def _refused(
+        self, whole: Sequence[Encoded], kept: Sequence[Encoded], longest_prompt: int
+    ) -> str | None:
         most = self._data.max_prompt_tokens
         if not all(one.positions for one in whole):
             return NOTHING
-        if most is not None and any(one.prompt_length > most for one in whole):
+        if most is not None and longest_prompt > most:
             return LONG_PROMPT
         if not all(one.positions for one in kept):
             return NO_ROOM

@@ -70,31 +70,15 @@ class Drafter:
         text = self.render([*prompt, *as_answer(answer)])
         return Draft(segments=(Segment(text=text, turn=0),), plain=False)
 
-    def conversation(
-        self, messages: Sequence[Message], *, first: int = 0, last_only: bool = False
-    ) -> Draft:
-        """A conversation whose assistants' answers are trained.
-
-        Args:
-            first: messages before this one are prompt, whoever wrote them.
-            last_only: train the last answer alone.
-        """
-        answers = [
-            index
-            for index, message in enumerate(messages)
-            if index >= first and message["role"] == "assistant"
-        ]
-        answers = answers[-1:] if last_only else answers
+    def conversation(self, messages: Sequence[Message], answers: Sequence[int]) -> Draft:
+        """A conversation of which some of the assistants' messages, by index, are trained."""
         if self._marks:
             return self._by_marks(messages, answers)
         return self._by_prefixes(messages, answers)
 
     def _by_marks(self, messages: Sequence[Message], answers: Sequence[int]) -> Draft:
-        found = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
+        found = self._apply(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         tokens, mask = list(found["input_ids"]), list(found["assistant_masks"])
         turns = []
@@ -103,7 +87,11 @@ class Drafter:
             turn += bool(inside and not (place and mask[place - 1]))
             turns.append(turn if inside else -1)
         assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        wanted = {assistants.index(i): turn for turn, i in enumerate(answers)}
+        # a template may leave marks out where nothing is said
+        marked = next((some for some in (assistants, answers) if len(some) == turn + 1), None)
+        if marked is None:  # which marks belong to which message, nobody knows
+            return Draft(segments=(), plain=False, rewritten=len(answers))
+        wanted = {list(marked).index(i): turn for turn, i in enumerate(answers)}
         return Draft(
             segments=(),
             plain=False,
@@ -132,13 +120,12 @@ class Drafter:
         """Messages as the chat template writes them; raises UsageError when it refuses."""
         if not messages:
             return ""
+        return str(self._apply(messages, tokenize=False, add_generation_prompt=generation))
+
+    def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=generation,
-                )
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], **options
             )
         except Exception as error:
             roles = ", ".join(str(message["role"]) for message in messages)

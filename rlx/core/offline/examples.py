@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,6 +21,8 @@ NO_ANSWER = "conversations without an assistant's answer"
 REWRITTEN = "conversations whose chat template rewrites what came before the answer"
 SAME = "pairs whose answers are the same"
 NO_STEPS = "answers without steps"
+EMPTY_STEP = "answers with an empty step"
+SEVERAL = "answers that are not one text, after a prompt without a chat template"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,8 @@ class Example:
     labels: Sequence[float] = ()
     """Of the steps, one for each trained segment."""
     rewritten: int = 0
+    empty: int = 0
+    """Answers of a conversation in which nothing is said; they are not trained."""
 
 
 class Examples:
@@ -76,9 +81,11 @@ class Examples:
     def _conversation(self, row: Mapping[str, Any], number: int) -> Example | str:
         offline = self._offline
         if offline.messages in self._columns and row.get(offline.messages):
+            if as_messages(row[offline.messages]) is None:
+                what = "a list of messages, each with role and content"
+                raise _wrong(offline.messages, number, what, "offline.messages")
             messages = self._prompts.build(row[offline.messages], row, number)
-            if isinstance(messages, str):
-                raise _wrong(offline.messages, number, "a list of messages", "offline.messages")
+            assert not isinstance(messages, str)
             return self._talk(messages, 0)
         if offline.train_on == "all" and offline.completion not in self._columns:
             text = row.get(self._data.prompt)
@@ -105,13 +112,15 @@ class Examples:
             prompt, chosen, rejected = self._common(chosen, rejected, number)
         if not _has_text(chosen) or not _has_text(rejected):
             return EMPTY
-        sides = [self._one(prompt, chosen), self._one(prompt, rejected)]
-        for side in sides:
-            if isinstance(side, str):
-                return side
-        drafts = [side.drafts[0] for side in sides if isinstance(side, Example)]
-        margin = _number(row, offline.margin, number) if offline.margin else 0.0
-        return Example(drafts=drafts, margin=margin)
+        better, worse = self._one(prompt, chosen), self._one(prompt, rejected)
+        if isinstance(better, str) or isinstance(worse, str):
+            return better if isinstance(better, str) else str(worse)
+        return Example(
+            drafts=[*better.drafts, *worse.drafts],
+            margin=_number(row, offline.margin, number) if offline.margin else 0.0,
+            rewritten=better.rewritten + worse.rewritten,
+            empty=better.empty + worse.empty,
+        )
 
     def _judged(self, row: Mapping[str, Any], number: int) -> Example | str:
         answer = self._answer(row, self._offline.completion, number)
@@ -121,7 +130,7 @@ class Examples:
         if not isinstance(label, bool) and label not in (0, 1):
             raise _wrong(self._data.label or "label", number, "true or false", "data.label")
         one = self._one(self._prompt(row, number), answer)
-        return one if isinstance(one, str) else Example(drafts=one.drafts, desirable=bool(label))
+        return one if isinstance(one, str) else dataclasses.replace(one, desirable=bool(label))
 
     def _steps(self, row: Mapping[str, Any], number: int) -> Example | str:
         offline = self._offline
@@ -133,6 +142,8 @@ class Examples:
             raise _wrong(offline.step_labels, number, what, "offline.step_labels")
         if not texts:
             return NO_STEPS
+        if not all(text.strip() for text in texts):
+            return EMPTY_STEP
         if any(
             not isinstance(label, (bool, int, float)) or not 0 <= label <= 1 for label in labels
         ):
@@ -170,8 +181,15 @@ class Examples:
 
     def _one(self, prompt: str | list[Message], answer: Answer) -> Example | str:
         """The single sequence of a prompt and its answer."""
-        if isinstance(prompt, str) and not isinstance(answer, str):
-            answer = str(answer[-1]["content"])
+        if not isinstance(answer, str):
+            said = [one for one in answer if one["role"] == "assistant"]
+            if reason := _unsaid(said):
+                return reason
+            if isinstance(prompt, str):
+                text = answer[-1]["content"]
+                if len(said) > 1 or answer[-1] is not said[0] or not isinstance(text, str):
+                    return SEVERAL
+                answer = text
         if self._needs.head == "score":
             return Example(drafts=[self._drafter.whole(prompt, answer)])
         if isinstance(prompt, str):
@@ -184,16 +202,18 @@ class Examples:
     def _talk(self, messages: list[Message], first: int) -> Example | str:
         if self._trains_all or self._needs.head == "score":
             return Example(drafts=[self._drafter.whole(messages, [])])
-        answers = [one for one in messages[first:] if one["role"] == "assistant"]
-        if not answers:
-            return NO_ANSWER
-        if not any(_has_text([one]) for one in answers):
-            return EMPTY
-        last_only = self._offline.train_on == "last"
-        draft = self._drafter.conversation(messages, first=first, last_only=last_only)
+        places = range(first, len(messages))
+        answers = [place for place in places if messages[place]["role"] == "assistant"]
+        if self._offline.train_on == "last":
+            answers = answers[-1:]
+        if reason := _unsaid([messages[place] for place in answers]):
+            return reason
+        said = [place for place in answers if _has_text([messages[place]])]
+        draft = self._drafter.conversation(messages, said)
         if draft.marked is None and not draft.segments:
             return REWRITTEN
-        return Example(drafts=[draft], rewritten=draft.rewritten)
+        empty = len(answers) - len(said)
+        return Example(drafts=[draft], rewritten=draft.rewritten, empty=empty)
 
     def _common(
         self, chosen: Answer, rejected: Answer, number: int
@@ -259,8 +279,19 @@ def _without(prompt: str | list[Message], answer: Answer) -> Answer:
     """The answer without the prompt, where whole conversations stand beside a prompt column."""
     if isinstance(answer, str) or isinstance(prompt, str):
         return answer
-    same = len(prompt)
-    return answer[same:] if list(answer[:same]) == list(prompt) else answer
+    # `data.system_prompt` may stand before a prompt that the data has without it
+    own = prompt[1:] if prompt[0]["role"] in ("system", "developer") else prompt
+    for start in (prompt, own):
+        if start and list(answer[: len(start)]) == list(start):
+            return answer[len(start) :]
+    return answer
+
+
+def _unsaid(answers: Sequence[Message]) -> str | None:
+    """Why there is nothing to learn from an assistant's messages, if so."""
+    if not answers:
+        return NO_ANSWER
+    return None if _has_text(answers) else EMPTY
 
 
 def _has_text(answer: Answer) -> bool:

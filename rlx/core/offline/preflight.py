@@ -150,6 +150,14 @@ def _wishes(config: RunConfig, selection: OfflineSelection) -> Iterator[Finding]
             "offline.teacher",
             "an objective that requires teacher_logits, or leave it out",
         )
+    everything = selection.needs.data == "conversations" and config.offline.train_on == "all"
+    whole = selection.needs.head == "score" or everything
+    if config.data.max_prompt_tokens is not None and whole:
+        yield error(
+            "no prompt is measured where prompt and answer are one text",
+            "data.max_prompt_tokens",
+            "offline.max_length for the whole text, or leave it out",
+        )
     if config.offline.margin and selection.needs.data != "pairs":
         yield warning(
             f"the objective {selection.objective.name!r} reads no pairs",

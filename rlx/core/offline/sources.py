@@ -40,6 +40,8 @@ class Source:
     """Sequences that were cut to length."""
     rewritten: int = 0
     """Answers within kept conversations that can't be trained."""
+    empty: int = 0
+    """Answers within kept conversations in which nothing is said."""
     probability: float | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class Source:
             "dropped": dict(self.dropped),
             "cut": self.cut,
             "answers_rewritten": self.rewritten,
+            "answers_empty": self.empty,
             "tokens": int(self.rows.lengths.sum()),
             "trained_tokens": self.rows.action_count,
             "probability": self.probability,
@@ -66,6 +69,8 @@ class Source:
             lines.append(f"{self.cut:,} sequences cut to the longest length")
         if self.rewritten:
             lines.append(f"{self.rewritten:,} answers not trained: the chat template rewrites them")
+        if self.empty:
+            lines.append(f"{self.empty:,} answers not trained: they are empty")
         return [f"{self.name}: {line}" for line in lines]
 
 
@@ -124,6 +129,7 @@ def load_source(
         dropped=dict(build.dropped),
         cut=build.cut,
         rewritten=build.rewritten,
+        empty=build.empty,
     )
 
 

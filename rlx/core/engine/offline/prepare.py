@@ -19,7 +19,7 @@ from rlx.core.offline.preflight import check_offline, check_offline_output
 from rlx.core.offline.rows import RowBatch, join
 from rlx.core.offline.selection import OfflineSelection, select_offline
 from rlx.core.offline.sources import Source, load_source
-from rlx.core.offline.teacher import check_vocabulary
+from rlx.core.offline.vocabulary import check_reference, check_teacher
 from rlx.core.plugins import PluginSystem
 from rlx.core.preflight_case import Finding
 from rlx.core.run import default_folder
@@ -42,6 +42,8 @@ class OfflinePlan:
     evaluation: Sequence[Source]
     teacher: str | None = None
     """Folder of the teacher, where one is required."""
+    reference: str | None = None
+    """Folder of the reference, where one is required; None: the model as training starts."""
     total_rows: int
     dtype: str
     resume: bool
@@ -95,6 +97,7 @@ def prepare_offline(
     tokenizer = plain_tokenizer(model, config.data)
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     teacher = _teacher(config, selection, tokenizer)
+    reference = _reference(config, selection, tokenizer)
     reader = _Reader(config, selection, info, tokenizer, pad, status)
     sources = reader.training()
     evaluation = reader.evaluation()
@@ -120,6 +123,7 @@ def prepare_offline(
         sources=sources,
         evaluation=evaluation,
         teacher=teacher,
+        reference=reference,
         total_rows=total_rows,
         dtype=info.dtype if config.learner.dtype == "auto" else config.learner.dtype,
         resume=resume,
@@ -212,5 +216,16 @@ def _teacher(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -> 
         return None
     folder = resolve_model(named, where="offline.teacher")
     theirs = plain_tokenizer(folder, DataConfig()).get_vocab()
-    check_vocabulary(named, theirs, config.model, tokenizer.get_vocab())
+    check_teacher(named, theirs, config.model, tokenizer.get_vocab())
+    return folder
+
+
+def _reference(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -> str | None:
+    """The reference's folder where it is another model; raises UsageError unless it fits."""
+    named = config.kl.reference
+    if "ref_logprobs" not in selection.requires or not named:
+        return None
+    folder = resolve_model(named, where="kl.reference")
+    theirs = plain_tokenizer(folder, DataConfig()).get_vocab()
+    check_reference(named, theirs, config.model, tokenizer.get_vocab())
     return folder

@@ -18,7 +18,6 @@ from rlx.core.engine.offline.prepare import OfflinePlan, prepare_offline
 from rlx.core.engine.offline.reference import with_reference
 from rlx.core.engine.offline.trainer import DataSet, OfflineTrainer
 from rlx.core.engine.session import Session, TrainResult
-from rlx.core.models import resolve_model
 from rlx.core.offline.rows import RowBatch
 from rlx.core.plugins import PluginSystem
 from rlx.core.run import Run, write_manifest
@@ -116,20 +115,16 @@ class OfflineSession(Session):
             pad=plan.pad,
             teacher=plan.teacher,
         )
-        other = self._other_reference()
         references = []
-        if other is not None:
-            references = [workers.reference_spec(config, other, dtype=plan.dtype, temperature=1.0)]
+        if plan.reference is not None:
+            references = [
+                workers.reference_spec(config, plan.reference, dtype=plan.dtype, temperature=1.0)
+            ]
         started = await self._crew.start([*specs, *references])
         learner = ObjectiveGroup([started[spec.name] for spec in specs])
         if not references:
             return learner, learner.score
         return learner, ObjectiveGroup([started[references[0].name]]).score
-
-    def _other_reference(self) -> str | None:
-        if "ref_logprobs" not in self._plan.selection.requires or not self._config.kl.reference:
-            return None
-        return resolve_model(self._config.kl.reference, where="kl.reference")
 
     async def _data(self, score: Score) -> tuple[DataSet, list[DataSet]]:
         """All rows, with the reference's log-probs where they are required.
@@ -155,7 +150,7 @@ class OfflineSession(Session):
                 rows,
                 score,
                 folder=self._config.offline.reference_cache or self._folder / "reference",
-                model=self._other_reference() or plan.model,
+                model=plan.reference or plan.model,
                 dtype=plan.dtype,
                 status=self._reporter.status,
             )
