@@ -33,7 +33,7 @@ def checked(settings: Settings, *, resume: bool, elsewhere: bool = False) -> Che
     Raises:
         UsageError: with what is wrong, where it was set and what to write instead.
     """
-    from rlx.core.models import model_info
+    from rlx.core.models import policy_info
     from rlx.core.plugins import PluginSystem
     from rlx.core.preflight import ELSEWHERE_RULES, check
     from rlx.core.run import default_folder
@@ -43,7 +43,7 @@ def checked(settings: Settings, *, resume: bool, elsewhere: bool = False) -> Che
     plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
     for notice in plugins.notices:
         print_notice(notice)
-    info = model_info(config.model, where=f"model ({settings.origin('model')})")
+    info = policy_info(config.model, where=f"model ({settings.origin('model')})")
     selection = select(config, plugins, origins=settings.origins)
     output = config.output or (None if resume else default_folder(config, Path("runs")))
     whole = config.model_copy(update={"output": output})

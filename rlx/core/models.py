@@ -22,6 +22,11 @@ ADAPTER_CONFIG = "adapter_config.json"
 """What makes a folder an adapter's, in peft's format."""
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_HEADS = {
+    "ForSequenceClassification": ("score", "a reward model, or another classifier of texts"),
+    "ForTokenClassification": ("token", "a process reward model, or another classifier of tokens"),
+}
+"""End of an architecture's name → head, and what the model is."""
 _MAX_HEADER = 100 * 2**20
 
 
@@ -93,7 +98,7 @@ def model_info(name: str, *, where: str = "model") -> ModelInfo:
         name: as a user writes it (`embedded`, folder, hub name).
 
     Raises:
-        UsageError: no such model, no readable config, or no causal language model.
+        UsageError: no such model, or no readable config.
     """
     resolved = resolve_model(name, where=where)
     path = Path(resolved)
@@ -107,6 +112,34 @@ def model_info(name: str, *, where: str = "model") -> ModelInfo:
             f"config.json of the model {name} can't be read: {error}", where=where
         ) from None
     return _info(resolved, config_path.parent, config)
+
+
+def policy_info(name: str, *, where: str = "model") -> ModelInfo:
+    """What is known of a model that writes text.
+
+    Raises:
+        UsageError: as `model_info`, and for a reward model, which has no output projection: it
+            would be given a random one.
+    """
+    info = model_info(name, where=where)
+    check_head(info, None, where=where)
+    return info
+
+
+def check_head(info: ModelInfo, head: str | None, *, where: str = "model") -> None:
+    """Raise UsageError for a model with a trained head of another kind than is wanted.
+
+    Args:
+        head: `score`: one number a sequence; `token`: one a token; None: a language model's.
+    """
+    kind = next((kind for kind in _HEADS if info.architecture.endswith(kind)), None)
+    if kind is None or _HEADS[kind][0] == head:
+        return
+    raise UsageError(
+        f"{info.name} is {_HEADS[kind][1]} ({info.architecture})",
+        where=where,
+        fix="the model that it was trained from, or another language model",
+    )
 
 
 def stored_weights(name: str, *, where: str) -> tuple[int | None, str | None]:

@@ -13,7 +13,7 @@ from rlx.core import sizes
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.machine import find_gpus
-from rlx.core.models import ModelInfo, model_info, stored_weights
+from rlx.core.models import ModelInfo, policy_info, stored_weights
 from rlx.core.preflight_algorithm import check_kl_gradient, check_old_logprobs
 from rlx.core.preflight_case import Case, Finding, Rule, error, warning
 from rlx.core.preflight_critic import check_critic
@@ -245,7 +245,7 @@ def check_kl(case: Case) -> Iterator[Finding]:
     kl, info = case.config.kl, case.info
     used = "ref_logprobs" in case.selection.requires
     if kl.reference and used:
-        reference = model_info(kl.reference, where="kl.reference")
+        reference = policy_info(kl.reference, where="kl.reference")
         if reference.vocab_size != info.vocab_size:
             yield error(
                 f"the reference {kl.reference} has a vocabulary of {reference.vocab_size}, the "

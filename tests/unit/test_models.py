@@ -9,7 +9,13 @@ import pytest
 from model_folder import LLAMA, make_model
 
 from rlx.core.errors import UsageError
-from rlx.core.models import llama_parameters, model_info, resolve_model
+from rlx.core.models import (
+    check_head,
+    llama_parameters,
+    model_info,
+    policy_info,
+    resolve_model,
+)
 
 
 def error(name: str | Path) -> UsageError:
@@ -169,3 +175,28 @@ def test_a_hub_name_without_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPa
     caught = error("no-such-org/no-such-model")
     assert "no folder" in caught.what
     assert caught.fix
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fits"),
+    [
+        ("LlamaForCausalLM", ["score", "token", None]),
+        ("LlamaForSequenceClassification", ["score"]),
+        ("LlamaForTokenClassification", ["token"]),
+    ],
+)
+def test_a_head_of_another_kind_is_refused(
+    tmp_path: Path, architecture: str, fits: list[str | None]
+) -> None:
+    make_model(tmp_path / "m", {**LLAMA, "architectures": [architecture]})
+    info = model_info(str(tmp_path / "m"))
+    for head in ("score", "token", None):
+        if head in fits:
+            check_head(info, head)
+        else:
+            with pytest.raises(UsageError, match=f"m is .*{architecture}"):
+                check_head(info, head)
+    if None not in fits:
+        with pytest.raises(UsageError, match="reward model") as caught:
+            policy_info(str(tmp_path / "m"), where="kl.reference")
+        assert caught.value.where == "kl.reference"

@@ -247,7 +247,7 @@ def test_a_reference_must_exist_and_share_the_vocabulary(
     chosen = selection(ref_logprobs=("kl.coef",))
     missing = {"kl": {"coef": 0.1, "reference": "/no/such/folder"}}
     assert error(folder, missing, chosen=chosen).where == "kl.reference"
-    monkeypatch.setattr(preflight, "model_info", lambda name, where: replaced(vocab_size=99))
+    monkeypatch.setattr(preflight, "policy_info", lambda name, where: replaced(vocab_size=99))
     assert "vocabulary of 99" in error(folder, missing, chosen=chosen).what
 
 

@@ -20,7 +20,7 @@ from rlx.core.engine.prepare import load_tokenizer
 from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.errors import RunInterrupted
-from rlx.core.models import ModelInfo, model_info, resolve_model
+from rlx.core.models import ModelInfo, policy_info, resolve_model
 from rlx.core.plugins import PluginSystem
 from rlx.core.preflight import check
 from rlx.core.preflight_case import Finding, Rule
@@ -65,7 +65,7 @@ def set_up(
     )
     selection = select(config, plugins, origins=origins)
     model = resolve_model(config.model)
-    info = model_info(model)
+    info = policy_info(model)
     findings = check(config, selection, info, origins=origins, rules=rules)
     plugins.control("rlx_configure", config=config)
     return Setup(

@@ -16,7 +16,7 @@ from rlx.core.engine.checkpoints import resumable_checkpoint
 from rlx.core.engine.evaluation import EvaluationPlan, plan_evaluation
 from rlx.core.engine.replay import check_recording
 from rlx.core.errors import UsageError
-from rlx.core.models import ModelInfo, model_info, resolve_model
+from rlx.core.models import ModelInfo, policy_info, resolve_model
 from rlx.core.plugins import PluginSystem
 from rlx.core.preflight import check
 from rlx.core.prompts import with_template_variables, with_tools
@@ -64,7 +64,7 @@ def prepare(
     )
     selection = select(config, plugins, origins=origins)
     model = resolve_model(config.model)
-    info = model_info(model)
+    info = policy_info(model)
     check(config, selection, info, resume=resume, origins=origins)
     plugins.control("rlx_configure", config=config)
     context_length = min(info.context_length, config.rollout.context_length or info.context_length)

@@ -13,7 +13,7 @@ from rlx.core.engine.checkpoints import resumable_checkpoint
 from rlx.core.engine.prepare import plain_tokenizer
 from rlx.core.errors import UsageError
 from rlx.core.mixture import check_probabilities
-from rlx.core.models import ModelInfo, model_info, resolve_model
+from rlx.core.models import ModelInfo, check_head, model_info, policy_info, resolve_model
 from rlx.core.offline.draws import Draws, rows_and_steps
 from rlx.core.offline.preflight import check_offline, check_offline_output
 from rlx.core.offline.rows import RowBatch, join
@@ -92,6 +92,7 @@ def prepare_offline(
         config = config.model_copy(update={"output": folder})
     model = resolve_model(config.model)
     info = model_info(model)
+    check_head(info, selection.needs.head if selection.needs.head in ("score", "token") else None)
     warnings = check_offline(config, selection, info, origins=origins)
     plugins.control("rlx_configure", config=config)
     tokenizer = plain_tokenizer(model, config.data)
@@ -214,7 +215,7 @@ def _teacher(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -> 
     named = config.offline.teacher
     if "teacher_logits" not in selection.requires or named is None:
         return None
-    folder = resolve_model(named, where="offline.teacher")
+    folder = policy_info(named, where="offline.teacher").name
     theirs = plain_tokenizer(folder, DataConfig()).get_vocab()
     check_teacher(named, theirs, config.model, tokenizer.get_vocab())
     return folder
@@ -225,7 +226,7 @@ def _reference(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -
     named = config.kl.reference
     if "ref_logprobs" not in selection.requires or not named:
         return None
-    folder = resolve_model(named, where="kl.reference")
+    folder = policy_info(named, where="kl.reference").name
     theirs = plain_tokenizer(folder, DataConfig()).get_vocab()
     check_reference(named, theirs, config.model, tokenizer.get_vocab())
     return folder

@@ -144,6 +144,7 @@ class OfflineSession(Session):
 
     async def _with_reference(self, one: DataSet, score: Score) -> DataSet:
         plan = self._plan
+        quantization = self._config.learner.lora.quantization
 
         async def filled(rows: RowBatch) -> RowBatch:
             return await with_reference(
@@ -151,7 +152,7 @@ class OfflineSession(Session):
                 score,
                 folder=self._config.offline.reference_cache or self._folder / "reference",
                 model=plan.reference or plan.model,
-                dtype=plan.dtype,
+                dtype=f"{plan.dtype}, {quantization}" if quantization else plan.dtype,
                 status=self._reporter.status,
             )
 
