@@ -230,11 +230,14 @@ def check_learner(case: Case) -> Iterator[Finding]:
             "learner.ranks",
             "`--runtime ray`, or one rank",
         )
-    updates = config.steps * config.updates_per_step
-    if config.learner.warmup_steps >= updates:
+    yield from warmup_findings(config.learner.warmup_steps, config.steps * config.updates_per_step)
+
+
+def warmup_findings(warmup: int, updates: int) -> Iterator[Finding]:
+    """The learning rate reaches its height within a run of so many optimizer steps."""
+    if warmup >= updates:
         yield warning(
-            f"the warm-up of {config.learner.warmup_steps} optimizer steps is as long as the run "
-            f"({updates})",
+            f"the warm-up of {warmup} optimizer steps is as long as the run ({updates})",
             "learner.warmup_steps",
             "a shorter warm-up",
         )

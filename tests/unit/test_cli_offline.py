@@ -115,6 +115,11 @@ def test_sources_are_mixed_in_the_shares_that_they_are_given(workspace: Path) ->
     assert "c.jsonl" in str(result.exception)
 
 
+def test_warm_up_as_long_as_the_run_is_warned_of(workspace: Path) -> None:
+    _, said = dry_run("sft", "--steps", "4", "--set", "learner.warmup_steps=4")
+    assert "the warm-up of 4 optimizer steps is as long as the run (4)" in said
+
+
 def test_reference_that_nobody_reads_is_warned_of(workspace: Path) -> None:
     _, said = dry_run("sft", "--reference", "embedded")
     assert "reads no reference model" in said

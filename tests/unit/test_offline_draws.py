@@ -6,13 +6,16 @@ import asyncio
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rlx.core.config import RunConfig
 from rlx.core.engine.learner.packing import make_micro_batches, pack
 from rlx.core.engine.offline.best import Best
 from rlx.core.engine.offline.reference import with_reference
+from rlx.core.engine.offline.trainer import DataSet, OfflineTrainer
 from rlx.core.errors import UsageError
 from rlx.core.offline.draws import Draws, rows_and_steps
 from rlx.core.offline.rows import RowBatch, join
@@ -178,3 +181,29 @@ def test_reference_is_computed_once_and_then_read(tmp_path: Path) -> None:
         path.write_bytes(b"cut off")
     assert reference(rows).tolist() == [0.0, 1.0, 2.0]
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize("change", ["tokens", "margin"])
+def test_checkpoint_of_other_data_is_refused(tmp_path: Path, change: str) -> None:
+    """Though as many rows are there as before."""
+    import torch
+
+    rows = made([4, 6, 5, 5], per_row=2)
+    other = dataclasses.replace(rows, **{change: getattr(rows, change) + 1})
+    torch.save({"rows": rows.digest_with_labels, "draws": {}}, tmp_path / "state.pt")
+    nothing: Any = None
+    trainer = OfflineTrainer(
+        run=nothing,
+        config=RunConfig(),
+        learner=nothing,
+        data=DataSet(name="training", rows=other),
+        draws=draws({"a": 2}),
+        evaluation=[],
+        scores=False,
+        reporter=nothing,
+        plugins=nothing,
+        faults=nothing,
+    )
+    with pytest.raises(UsageError, match="made with other rows") as caught:
+        asyncio.run(trainer.resume(tmp_path))
+    assert "resume with the same data" in (caught.value.fix or "")

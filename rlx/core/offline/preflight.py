@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from rlx.core.config import RunConfig
 from rlx.core.models import ModelInfo
 from rlx.core.offline.selection import OfflineSelection
-from rlx.core.preflight import raise_errors
+from rlx.core.preflight import raise_errors, warmup_findings
 from rlx.core.preflight_case import Finding, error, warning
 from rlx.core.preflight_faults import restart_findings
 from rlx.core.preflight_folder import check_place, folder_complaints
@@ -52,13 +52,18 @@ def check_offline_output(
     *,
     resume: bool,
     origins: Mapping[str, str] | None = None,
-) -> None:
-    """The run folder is free, or holds what `--resume` needs; raises UsageError."""
+) -> list[Finding]:
+    """The run folder is free, or holds what `--resume` needs, and the steps are enough: warnings.
+
+    Raises:
+        UsageError: for the folder.
+    """
     complaints = list(folder_complaints(config.output, steps=config.steps, resume=resume))
     findings = [error(what, "output", fix) for what, fix in complaints]
     findings += resumed_complaints(config) if resume else []
     findings += check_place(config, info, critic=False, publishes=False)
-    raise_errors(findings, origins or {})
+    findings += warmup_findings(config.learner.warmup_steps, config.steps)
+    return raise_errors(findings, origins or {})
 
 
 def _modules(config: RunConfig) -> Iterator[Finding]:

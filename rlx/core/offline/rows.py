@@ -7,6 +7,7 @@ lie one after the other, of a pair the chosen one first.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,17 @@ class RowBatch:
         """[R] int64, tokens per row."""
         return self.lengths.reshape(-1, self.per_row).sum(1)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of every token, and of which are trained."""
+        return _sha256(self.tokens, self.lengths, self.action_lengths, self.action_positions)
+
+    @property
+    def digest_with_labels(self) -> str:
+        """SHA-256 of all that is trained on, beside what other models say of it."""
+        tokens = np.frombuffer(self.digest.encode(), np.uint8)
+        return _sha256(tokens, self.margin, self.desirable, self.labels)
+
     def name(self, row: int) -> str:
         """What messages call a row: `row 12 of pairs`."""
         return f"row {self.number[row]} of {self.sources[self.source[row]]}"
@@ -102,6 +114,13 @@ class RowBatch:
 
     def _sequences(self, rows: np.ndarray) -> np.ndarray:
         return (rows[:, None] * self.per_row + np.arange(self.per_row)).reshape(-1)
+
+
+def _sha256(*columns: np.ndarray | None) -> str:
+    digest = hashlib.sha256()
+    for values in columns:
+        digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
 
 
 def join(parts: Sequence[RowBatch]) -> RowBatch:

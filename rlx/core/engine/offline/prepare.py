@@ -111,7 +111,7 @@ def prepare_offline(
         batch_size=offline.batch_size,
     )
     config = config.model_copy(update={"steps": steps})
-    check_offline_output(config, info, resume=resume, origins=origins)
+    warnings += check_offline_output(config, info, resume=resume, origins=origins)
     assert config.output is not None
     return OfflinePlan(
         config=config,

@@ -70,6 +70,5 @@ def _fingerprint(rows: RowBatch, model: str, dtype: str) -> str:
         if path.suffix in (".safetensors", ".bin", ".json"):
             facts = path.stat()
             digest.update(f"{path.name}|{facts.st_size}|{facts.st_mtime_ns}".encode())
-    for values in (rows.tokens, rows.lengths, rows.action_lengths, rows.action_positions):
-        digest.update(np.ascontiguousarray(values).tobytes())
+    digest.update(rows.digest.encode())
     return digest.hexdigest()[:24]

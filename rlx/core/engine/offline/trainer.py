@@ -29,6 +29,7 @@ from rlx.core.offline.rows import RowBatch, join
 from rlx.core.plugins import PluginSystem
 from rlx.core.rewards import MEAN_KEY, STD_KEY
 from rlx.core.run import Run, model_name
+from rlx.core.task_stream import other_data
 
 _NORM_ROWS = 512
 """Rows on which the mean and the standard deviation of scores are measured."""
@@ -78,6 +79,7 @@ class OfflineTrainer:
         self._plugins = plugins
         self._faults = faults
         self._guard = DivergenceGuard(config.faults.bounds, steps=config.faults.bound_steps)
+        self._rows_digest = data.rows.digest_with_labels
         self._best = Best(config.checkpoint.best)
         self.step = 0
         self.metrics: dict[str, float] = {}
@@ -240,14 +242,17 @@ class OfflineTrainer:
         state = {
             "step": self.step,
             "draws": self._before_step or self._draws.state_dict(),
+            "rows": self._rows_digest,
             "evaluated": self._evaluated,
             "best": self._best.state_dict(),
         }
         await self._checkpoints.save(self.step, state, best=self._best.step, last=last)
 
     async def resume(self, folder: Path) -> None:
-        """Take up the state of a checkpoint."""
+        """Take up the state of a checkpoint; raises UsageError when it is of other data."""
         state = load_state(folder)
+        if state.get("rows", self._rows_digest) != self._rows_digest:
+            raise other_data("other rows or tokens", "these")
         self._draws.load_state_dict(state["draws"])
         self._evaluated = state["evaluated"]
         self._best.load_state_dict(state["best"])
