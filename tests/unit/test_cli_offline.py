@@ -115,6 +115,21 @@ def test_sources_are_mixed_in_the_shares_that_they_are_given(workspace: Path) ->
     assert "c.jsonl" in str(result.exception)
 
 
+def test_model_without_a_tokenizer_is_refused_by_the_setting_that_names_it(
+    workspace: Path,
+) -> None:
+    make_model(workspace / "bare", LLAMA)
+    for words, where in (
+        (["sft", "--model", "bare"], "model"),
+        (["dpo", "--reference", "bare"], "kl.reference"),
+        (["distill", "--teacher", "bare"], "offline.teacher"),
+    ):
+        result = CliRunner().invoke(app, [*words, "--dry-run"])
+        assert isinstance(result.exception, UsageError), result.output
+        assert "can't be loaded" in result.exception.what
+        assert result.exception.where == where
+
+
 def test_warm_up_as_long_as_the_run_is_warned_of(workspace: Path) -> None:
     _, said = dry_run("sft", "--steps", "4", "--set", "learner.warmup_steps=4")
     assert "the warm-up of 4 optimizer steps is as long as the run (4)" in said

@@ -154,8 +154,20 @@ def load_tokenizer(model: str, data: DataConfig, agent: ComponentRef) -> Any:
     return with_tools(tokenizer, tools()) if callable(tools) else tokenizer
 
 
-def plain_tokenizer(model: str, data: DataConfig) -> Any:
-    """The model's tokenizer, with the chat-template variables of `data`."""
+def plain_tokenizer(model: str, data: DataConfig, *, where: str = "model") -> Any:
+    """The model's tokenizer, with the chat-template variables of `data`.
+
+    Raises UsageError, with the setting `where` that names the model, when there is none.
+    """
     from transformers import AutoTokenizer
 
-    return with_template_variables(AutoTokenizer.from_pretrained(model), data.chat_template_kwargs)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"the tokenizer of the model {model} can't be loaded: {reason}",
+            where=where,
+            fix="put tokenizer.json and tokenizer_config.json beside the weights",
+        ) from error
+    return with_template_variables(tokenizer, data.chat_template_kwargs)

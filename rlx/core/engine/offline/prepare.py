@@ -216,7 +216,7 @@ def _teacher(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -> 
     if "teacher_logits" not in selection.requires or named is None:
         return None
     folder = policy_info(named, where="offline.teacher").name
-    theirs = plain_tokenizer(folder, DataConfig()).get_vocab()
+    theirs = plain_tokenizer(folder, DataConfig(), where="offline.teacher").get_vocab()
     check_teacher(named, theirs, config.model, tokenizer.get_vocab())
     return folder
 
@@ -227,6 +227,6 @@ def _reference(config: RunConfig, selection: OfflineSelection, tokenizer: Any) -
     if "ref_logprobs" not in selection.requires or not named:
         return None
     folder = policy_info(named, where="kl.reference").name
-    theirs = plain_tokenizer(folder, DataConfig()).get_vocab()
+    theirs = plain_tokenizer(folder, DataConfig(), where="kl.reference").get_vocab()
     check_reference(named, theirs, config.model, tokenizer.get_vocab())
     return folder
