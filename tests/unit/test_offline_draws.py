@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -193,16 +194,17 @@ def test_checkpoint_of_other_data_is_refused(tmp_path: Path, change: str) -> Non
     torch.save({"rows": rows.digest_with_labels, "draws": {}}, tmp_path / "state.pt")
     nothing: Any = None
     trainer = OfflineTrainer(
-        run=nothing,
+        run=cast("Any", SimpleNamespace(checkpoints=tmp_path)),
         config=RunConfig(),
         learner=nothing,
         data=DataSet(name="training", rows=other),
         draws=draws({"a": 2}),
         evaluation=[],
         scores=False,
-        reporter=nothing,
+        reporter=cast("Any", SimpleNamespace(status=print)),
         plugins=nothing,
         faults=nothing,
+        monitor=nothing,
     )
     with pytest.raises(UsageError, match="made with other rows") as caught:
         asyncio.run(trainer.resume(tmp_path))
