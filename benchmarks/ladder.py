@@ -60,7 +60,7 @@ STAGES = {
     "--set eval.before_training=true --eval-every 10 --set eval.samples=4 "
     "--set data.chat_template=false --reward model:ladder/rm/export "
     "--set rewards.0.chat_template=false --set rewards.0.max_length=64 --estimator group_norm "
-    f"--steps 50 --groups 8 --group-size 8 --max-new-tokens 24 --lr 5e-5 {_COMMON}",
+    f"--steps 20 --groups 8 --group-size 8 --max-new-tokens 24 --lr 5e-5 {_COMMON}",
 }
 
 
