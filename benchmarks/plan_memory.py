@@ -1,68 +1,34 @@
-"""What `rlx plan` says of memory against what the processes of a real run took.
+"""What `rlx plan` says of the learner's memory against what it took in recorded runs.
 
-python -m benchmarks.plan_memory                              # the embedded model
-python -m benchmarks.plan_memory --model models/smollm2-135m-instruct --data DATA
+python -m benchmarks.plan_memory runs/*
 
-Peak resident memory (VmHWM) of each worker, which a hook of the run writes down twice a second.
+Measured is the highest `memory/learner_gib` of a run on Ray. The plan counts full micro-batches
+(`learner.token_budget`, and the longest sequence that the settings allow), so that runs with fewer
+tokens in a step, or shorter sequences, take less.
 """
 
 from __future__ import annotations
 
-import argparse
-import subprocess
+import json
+import os
 import sys
-import tempfile
 from pathlib import Path
-
-HOOK = """
-import pathlib
-import re
-import threading
-import time
-
-import rlx
-
-
-@rlx.hookimpl
-def rlx_on_worker_start(ctx):
-    file = pathlib.Path(ctx.run_folder) / f"peak-{ctx.role}-{ctx.rank}"
-
-    def watch():
-        while True:
-            status = pathlib.Path("/proc/self/status").read_text()
-            file.write_text(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
-            time.sleep(0.5)
-
-    threading.Thread(target=watch, daemon=True).start()
-"""
-NAMES = {"rollout": "engine", "reward": "rewards", "scorer": "reference"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("more", nargs="*", help="options of `rlx train`, after --")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        compare(Path(folder), options.more)
+    print("| run | parameters | planned | measured | planned ÷ measured |\n|---|---|---|---|---|")
+    for name in sys.argv[1:]:
+        folder = Path(name).resolve()
+        if (found := sides(folder)) is not None:
+            parameters, planned, measured = found
+            print(
+                f"| {folder.name} | {parameters / 1e6:,.1f} M | {planned:.2f} GiB "
+                f"| {measured:.2f} GiB | {planned / measured:.2f} |"
+            )
 
 
-def compare(folder: Path, more: list[str]) -> None:
-    (folder / "rlxfile.py").write_text(HOOK)
-    words = ["--steps", "3", "--kl-coef", "0.01", "--output", "out", *more]
-    command = [sys.executable, "-m", "rlx", "train", *words, "--set", "checkpoint.export=false"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stdout[-2000:] + done.stderr[-4000:])
-    print("| role | planned | measured | planned ÷ measured |\n|---|---|---|---|")
-    for name, (planned, peak) in sorted(sides(folder / "out").items()):
-        print(
-            f"| {name} | {planned / 2**20:,.0f} MiB | {peak / 2**20:,.0f} MiB "
-            f"| {planned / peak:.2f} |"
-        )
-
-
-def sides(run: Path) -> dict[str, tuple[int, int]]:
-    """Bytes that were planned and that were taken, by role."""
+def sides(run: Path) -> tuple[int, float, float] | None:
+    """Parameters of the model, and GiB planned and measured; None for a run that does not tell."""
     from rlx.core.machine import this_machine
     from rlx.core.models import model_info
     from rlx.core.placement import roles
@@ -70,18 +36,18 @@ def sides(run: Path) -> dict[str, tuple[int, int]]:
     from rlx.core.selection import select
     from rlx.core.settings import load_settings
 
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    measured = max((json.loads(line).get("memory/learner_gib") or 0.0) for line in lines)
     config = load_settings(files=[run / "config.yaml"], env={}).config
-    selection = select(config, PluginSystem.load())
-    placed = roles(config, selection, model_info(config.model), this_machine())
-    planned = {role.name: role.memory for role in placed}
-    found = {}
-    for file in run.glob("peak-*"):
-        role, rank = file.name.removeprefix("peak-").rsplit("-", 1)
-        name = NAMES.get(role, role)
-        name = name if name in planned else f"{name}-{rank}"
-        if (estimate := planned.get(name)) is not None:
-            found[name] = (estimate, int(file.read_text()) * 1024)
-    return found
+    if not measured or config.runtime.kind == "inline":
+        return None
+    os.chdir(run.parent)  # relative names of models and components are of the run's own folder
+    info = model_info(config.model)
+    placed = roles(config, select(config, PluginSystem.load()), info, this_machine())
+    (learner,) = (role for role in placed if role.name == "learner-0")
+    if learner.memory is None or info.parameters is None:
+        return None
+    return info.parameters, learner.memory / 2**30, measured
 
 
 if __name__ == "__main__":

@@ -9,6 +9,13 @@ import pytest
 from ray_cluster import two_nodes
 from whole_runs import arguments, run
 
+from rlx.core.machine import this_machine
+from rlx.core.models import model_info
+from rlx.core.placement import roles
+from rlx.core.plugins import PluginSystem
+from rlx.core.selection import select
+from rlx.core.settings import load_settings
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 HOOKS = """
@@ -31,6 +38,16 @@ def digits(sample):
 """
 
 
+def planned_gib(run_folder: Path) -> float:
+    """What `rlx plan` says of a learner rank."""
+    config = load_settings(files=[run_folder / "config.yaml"], env={}).config
+    chosen = select(config, PluginSystem.load())
+    placed = roles(config, chosen, model_info(config.model), this_machine())
+    (memory,) = (role.memory for role in placed if role.name == "learner-0")
+    assert memory is not None
+    return memory / 2**30
+
+
 def test_two_ranks_and_two_engines_train_on_two_nodes(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,6 +62,7 @@ def test_two_ranks_and_two_engines_train_on_two_nodes(
     words += "--max-staleness 1 --set rollout.engines=2 --set learner.ranks=2".split()
     words += "--set learner.zero_stage=2 --set placement.strategy=SPREAD".split()
     words += "--set logging.rollouts=complete".split()
+    monkeypatch.chdir(workspace)
     with two_nodes() as address:
         run(workspace, [*words, "--ray-address", address], timeout=280)
     out = workspace / "out"
@@ -54,6 +72,8 @@ def test_two_ranks_and_two_engines_train_on_two_nodes(
     assert (
         max(step["mismatch/logprob_abs_max"] for step in steps if not step["staleness/max"]) < 1e-3
     )
+    peak = max(step["memory/learner_gib"] for step in steps)
+    assert 0.7 < planned_gib(out) / peak < 1.5
     places = {
         path.stem.removeprefix("place-"): json.loads(path.read_text())["node"]
         for path in out.glob("place-*.json")
