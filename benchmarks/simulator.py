@@ -86,9 +86,10 @@ def train(output: Path, steps: int, more: list[str]) -> None:
 
 
 def measured(folder: Path) -> dict[str, float]:
-    """Means over the steps after the first three."""
+    """Means over the steps after the first three that did not evaluate."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    records = [one for one in map(json.loads, lines) if "time/step" in one][3:]
+    steps = [one for one in map(json.loads, lines) if "time/step" in one][3:]
+    records = [one for one in steps if "time/eval" not in one]
     names = ("time/step", "rollout/engine_idle", "staleness/mean")
     return {name: fmean(one.get(name, 0.0) for one in records) for name in names}
 
