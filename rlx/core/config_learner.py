@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -33,11 +33,29 @@ class LearnerConfig(Part):
     """Most tokens in one micro-batch; the gradient does not depend on it."""
     row_tokens: int = Field(512, ge=8)
     """Most tokens in a row of packed sequences, unless one is longer; short ones get short rows."""
-    logprob_chunk: int = Field(0, ge=0)
-    """Positions per chunk of the vocabulary projection, recomputed backward; 0: in one piece."""
+    attention: Literal[
+        "auto", "ragged", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
+    ] = "auto"
+    """How the model attends within a row. `ragged`: rlx's own, without pads and foreign tokens;
+    `auto`: that on a CPU where the model allows it, else `sdpa`. Flash attention needs its package
+    and a GPU."""
+    shared_prefix: Literal["auto", "on", "off"] = "auto"
+    """Whether rollouts of a group share the computation of the tokens that they begin with; the
+    gradient is the same. `auto`: where `ragged` attention makes it pay; `on` also shares under
+    `sdpa` and `eager`, by a dense mask."""
+    logprob_chunk: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Positions per chunk of the vocabulary projection, recomputed backward; 0: in one piece;
+    `auto`: in one piece while its logits fit into a sixteenth of the memory."""
     gradient_checkpointing: bool = False
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed ZeRO stage; unset: 0 for one float32 rank, else 1."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in the host's memory, where an accelerator's is short."""
+    sleep: bool = False
+    """Between updates keep gradients and the optimizer's state in the host's memory, so that the
+    rollout engine has the accelerator's."""
+    liger: bool = False
+    """Liger's fused kernels in the model, where `liger-kernel` is installed, on a GPU."""
     ranks: int = Field(1, ge=1)
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters, of the policy and the critic."""

@@ -76,7 +76,7 @@ def remedies(
 def _changes(config: RunConfig, info: ModelInfo, machine: Machine) -> Iterator[Change]:
     """Single changes that save memory, those that cost least time first."""
     learner, rollout = config.learner, config.rollout
-    if not learner.logprob_chunk:
+    if learner.logprob_chunk in ("auto", 0):
         yield {"learner.logprob_chunk": 1024}
     if not learner.gradient_checkpointing:
         yield {"learner.gradient_checkpointing": True}

@@ -196,6 +196,11 @@ class TrainBatch:
         return f"the rollout ({self.names[rollout]})"
 
     @property
+    def family(self) -> np.ndarray:
+        """[S] int64, the group of each sequence: most of a group begin with the same prompt."""
+        return self.group[self.rollout_of]
+
+    @property
     def together(self) -> None:
         """No sequences need share a micro-batch."""
         return None

@@ -20,13 +20,15 @@ from learner_cases import (
     save,
     started,
 )
+from prefix_cases import grouped_batch, without_segments
 from test_value_learner import change as critic_change
 from test_value_learner import started as started_critic
 from test_value_learner import value_batch
 
 from rlx.core.config import LoraConfig
-from rlx.core.engine.batches import balanced_shares, take
+from rlx.core.engine.batches import take
 from rlx.core.engine.learner.learner import PolicyLearner
+from rlx.core.engine.shares import balanced_shares, batch_shares
 from rlx.core.errors import RlxError
 from rlx.core.inputs import LossInputs
 from rlx.core.references import ComponentRef
@@ -159,6 +161,17 @@ class Rank:
             found = gradient(chosen(learner, loss, aggregation), mine)
             self.seen[f"gradient {loss} {aggregation}"] = found
 
+    def shared(self) -> None:
+        """Groups share their prompts on the rank where they are."""
+        batch = without_segments(grouped_batch(2))
+        share = batch_shares(batch, WORLD, shared_prefix=True)[self.rank]
+        for stage in (0, 3):
+            learner = self.learner(zero_stage=stage, shared_prefix="on", token_budget=96)
+            self.seen[f"shared {stage}"] = self.change(learner, take(batch, share))
+            if stage == 0:
+                fresh = self.learner(shared_prefix="on", zero_stage=0)
+                self.seen["shared gradient"] = gradient(fresh, take(batch, share))
+
     def critic(self) -> None:
         """The critic beside the policy, in the same process group."""
         beside = self.learner(zero_stage=1)
@@ -188,6 +201,7 @@ def main(rank: int, port: int, model: str, folder: str) -> None:
         state.abort,
         state.failure,
         state.losses,
+        state.shared,
         state.critic,
         state.files,
     ]

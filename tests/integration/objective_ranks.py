@@ -19,7 +19,7 @@ from objective_cases import (
     started_objective,
 )
 
-from rlx.core.engine.batches import balanced_shares
+from rlx.core.engine.shares import balanced_shares
 
 WORLD = 2
 

@@ -22,13 +22,15 @@ from learner_cases import (
     started,
     write_model,
 )
+from prefix_cases import grouped_batch, without_segments
 from test_value_learner import TOLERANCE as CRITIC_TOLERANCE
 from test_value_learner import change as critic_change
 from test_value_learner import started as started_critic
 from test_value_learner import value_batch, write_reward_model
 
 from rlx.core.config import LoraConfig
-from rlx.core.engine.batches import balanced_shares, ragged_indices
+from rlx.core.engine.batches import ragged_indices
+from rlx.core.engine.shares import balanced_shares
 from rlx.core.engine.weights import checksum
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -135,6 +137,20 @@ def test_gradient_of_every_loss_is_that_of_one_rank(
     for seen in ranks:
         found = seen[f"gradient {loss} {aggregation}"]
         assert relative_difference(found, one_rank[loss, aggregation]) < 1e-5
+
+
+def test_shared_prefixes_on_two_ranks_make_the_update_of_the_plain_path(
+    ranks: Seen, model: str
+) -> None:
+    batch = without_segments(grouped_batch(2))
+    plain = {"attention": "sdpa", "shared_prefix": "off"}
+    expected = gradient(started(model, **plain), batch)
+    changed = changed_by(started(model, **plain), [batch])
+    for seen in ranks:
+        assert relative_difference(seen["shared gradient"], expected) < 1e-5
+        for stage in (0, 3):
+            # Adam's first step shows the rounding of the smallest gradients.
+            assert relative_difference(seen[f"shared {stage}"], changed) < 2e-4
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

@@ -22,6 +22,7 @@ from objective_cases import (
     teacher_of,
 )
 
+from rlx.core.engine.learner.attention import Packing
 from rlx.core.engine.learner.packing import make_micro_batches
 from rlx.core.errors import ComponentError, NonFiniteError, RunInterrupted
 
@@ -63,9 +64,9 @@ def test_many_micro_batches_make_the_step_of_one(
 def test_rows_of_their_own_make_the_step_of_packed_ones(
     model: str, whole: dict[str, Any], name: str
 ) -> None:
-    learner = started_objective(model, name)
-    assert learner._training._packed
-    learner._training._packed = False
+    learner = started_objective(model, name, attention="sdpa")
+    assert learner._training._packing == Packing(several=True)
+    learner._training._packing = Packing(several=False)
     batch = rows_for(name)
     gradient, metrics = gradient_of(learner, batch, others_of(name, batch))
     assert relative_difference(gradient, whole[name][0]) < TOLERANCE

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx.core.engine.batches import balanced_shares, make_batch, take, total_reward
+from rlx.core.engine.batches import make_batch, take, total_reward
+from rlx.core.engine.shares import balanced_shares
 from rlx.core.flat import ragged_indices
 from rlx.core.rollouts import Group, Rollout, Span, Task
 

@@ -76,20 +76,6 @@ def take(batch: TrainBatch, rollouts: np.ndarray) -> TrainBatch:
     return TrainBatch(**chosen)  # type: ignore[arg-type]
 
 
-def balanced_shares(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Split rollouts over ranks with near-equal token counts: longest first, to the lightest.
-
-    Each share keeps the batch's order, so that one rank sees the batch unchanged.
-    """
-    loads = np.zeros(ranks, np.int64)
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for index in np.argsort(-lengths, kind="stable"):
-        rank = int(loads.argmin())
-        shares[rank].append(int(index))
-        loads[rank] += lengths[index]
-    return [np.array(sorted(share), np.int64) for share in shares]
-
-
 def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     return (
         np.concatenate([np.asarray(array, dtype) for array in arrays])

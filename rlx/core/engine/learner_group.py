@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.batches import balanced_shares, take
+from rlx.core.engine.batches import take
 from rlx.core.engine.interfaces import FileMarks, UpdateResult, WeightsFile
 from rlx.core.engine.runtime import Worker
+from rlx.core.engine.shares import batch_shares
 from rlx.core.engine.together import together
 from rlx.core.flat import ragged_indices
 from rlx.core.rollouts import TrainBatch
@@ -25,13 +26,16 @@ class LearnerGroup:
         self._workers = list(workers)
         self._settings = settings
         self._seed = seed
+        self._shared_prefix = False
 
     def has(self, worker: str) -> bool:
         """Whether a worker of that name is one of the ranks."""
         return any(one.name == worker for one in self._workers)
 
     async def start(self) -> Mapping[str, Any]:
-        return (await self._all("start"))[0]
+        facts: Mapping[str, Any] = (await self._all("start"))[0]
+        self._shared_prefix = bool(facts.get("shared_prefix"))
+        return facts
 
     async def score(self, batch: TrainBatch, **options: bool) -> np.ndarray:
         """Log-probs (a critic's values) [N] under the current weights.
@@ -39,7 +43,7 @@ class LearnerGroup:
         Args:
             options: what else the learner's `score` takes (`entropy`, the policy's).
         """
-        shares = balanced_shares(batch.rollout_lengths, len(self._workers))
+        shares = self._shares(batch)
         parts = await together(
             worker.call("score", take(batch, share), **options)
             for worker, share in zip(self._workers, shares, strict=True)
@@ -75,7 +79,7 @@ class LearnerGroup:
 
     def _plan(self, batch: TrainBatch, step: int) -> list[list[np.ndarray]]:
         """For each optimizer step the rollouts of each rank."""
-        count, lengths = batch.rollout_count, batch.rollout_lengths
+        count = batch.rollout_count
         size = self._settings.minibatch_size or count
         plan = []
         for epoch in range(self._settings.epochs):
@@ -84,9 +88,12 @@ class LearnerGroup:
                 order = np.random.default_rng([self._seed, step, epoch]).permutation(count)
             for start in range(0, count, size):
                 chosen = order[start : start + size]
-                shares = balanced_shares(lengths[chosen], len(self._workers))
+                shares = self._shares(batch if size >= count else take(batch, chosen))
                 plan.append([chosen[share] for share in shares])
         return plan
+
+    def _shares(self, batch: TrainBatch) -> list[np.ndarray]:
+        return batch_shares(batch, len(self._workers), shared_prefix=self._shared_prefix)
 
     async def abort(self) -> None:
         await asyncio.gather(*(worker.now("abort") for worker in self._workers))

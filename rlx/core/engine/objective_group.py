@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.core.engine.batches import balanced_shares
 from rlx.core.engine.interfaces import FileMarks, UpdateResult
 from rlx.core.engine.runtime import Worker
+from rlx.core.engine.shares import balanced_shares
 from rlx.core.engine.together import together
 from rlx.core.offline.rows import RowBatch
 

@@ -73,6 +73,11 @@ class RowBatch:
         return self.rollout_of if self.per_row > 1 else None
 
     @property
+    def family(self) -> np.ndarray:
+        """[S] int64, the row of each sequence: the sides of a pair begin with the same prompt."""
+        return self.rollout_of
+
+    @property
     def row_lengths(self) -> np.ndarray:
         """[R] int64, tokens per row."""
         return self.lengths.reshape(-1, self.per_row).sum(1)

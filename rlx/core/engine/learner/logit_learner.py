@@ -44,7 +44,7 @@ class LogitLearner(ObjectiveLearner):
 
     def __init__(self, *, teacher: str | None, teacher_dtype: str = "auto", **more: Any) -> None:
         settings = more["settings"]
-        chunk = settings.logprob_chunk or PIECE
+        chunk = PIECE if settings.logprob_chunk in ("auto", 0) else settings.logprob_chunk
         more["settings"] = settings.model_copy(update={"logprob_chunk": chunk})
         super().__init__(**more)
         self._teacher_source = teacher
@@ -54,14 +54,14 @@ class LogitLearner(ObjectiveLearner):
     def _load(self, device: torch.device) -> Loaded[LogitPieces]:
         settings = self._training.settings
         student = load_policy(self._source, settings, 1.0, device)
-        packable = student.packable
+        packing = student.packing
         if self._teacher_source is not None:
             still = settings.forward_only().model_copy(update={"dtype": self._teacher_dtype})
             loaded = load_policy(self._teacher_source, still, 1.0, device)
             self._teacher = loaded.module.requires_grad_(False)
-            packable = packable and loaded.packable
+            packing = packing.both(loaded.packing)
         pieces = LogitPieces(student.module)
-        return Loaded(module=pieces, dtype=student.dtype, packable=packable)
+        return Loaded(module=pieces, dtype=student.dtype, packing=packing)
 
     def score(self, batch: RowBatch) -> np.ndarray:
         raise EngineError("a learner of whole distributions has no score of single tokens")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from rlx.core.engine.learner.model import PackedPolicy
+from rlx.core.engine.learner.packing import Layout
 from rlx.core.errors import RlxError
 from rlx.core.ragged import at_least_float32
 
@@ -42,6 +43,7 @@ class LogitPieces(nn.Module):
         source: Tensor,
         targets: Tensor,
         *,
+        layout: Layout | None = None,
         chunks: int,
         objective: PieceObjective,
         teacher: PackedPolicy | None,
@@ -56,8 +58,8 @@ class LogitPieces(nn.Module):
             metrics: a piece's metrics are put here, in the order of the pieces.
         """
         student = self._student[0]
-        hidden = student.hidden(tokens, positions).flatten(0, 1).index_select(0, source)
-        taught = _hidden(teacher, tokens, positions, source)
+        hidden = student.hidden(tokens, positions, layout).flatten(0, 1).index_select(0, source)
+        taught = _hidden(teacher, tokens, positions, source, layout)
         places = _pieces(hidden.shape[0], chunks)
 
         def piece(number: int, own: Tensor, other: Tensor | None) -> Tensor:
@@ -100,12 +102,16 @@ def _pieces(count: int, chunks: int) -> list[slice]:
 
 @torch.no_grad()
 def _hidden(
-    teacher: PackedPolicy | None, tokens: Tensor, positions: Tensor, source: Tensor
+    teacher: PackedPolicy | None,
+    tokens: Tensor,
+    positions: Tensor,
+    source: Tensor,
+    layout: Layout | None,
 ) -> Tensor | None:
     """The teacher's hidden states [n, H]."""
     if teacher is None or not source.shape[0]:
         return None
-    return teacher.hidden(tokens, positions).flatten(0, 1).index_select(0, source)
+    return teacher.hidden(tokens, positions, layout).flatten(0, 1).index_select(0, source)
 
 
 @torch.no_grad()

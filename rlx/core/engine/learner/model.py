@@ -15,6 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.attention import (
+    Packing,
+    close,
+    hidden_states,
+    settle,
+    starting_attention,
+)
+from rlx.core.engine.learner.packing import Layout
+from rlx.core.engine.learner.requirements import check_settings
 from rlx.core.engine.learner.token_logprobs import token_logprobs
 from rlx.core.errors import EngineError
 
@@ -39,11 +48,12 @@ class PackedPolicy(nn.Module):
         source: Tensor,
         targets: Tensor,
         *,
+        layout: Layout | None = None,
         chunks: int = 1,
         entropy_gradient: bool = False,
         entropy: bool = True,
     ) -> tuple[Tensor, ...]:
-        hidden = self.hidden(tokens, positions).flatten(0, 1).index_select(0, source)
+        hidden = self.hidden(tokens, positions, layout).flatten(0, 1).index_select(0, source)
         return token_logprobs(
             self.head,
             hidden,
@@ -54,19 +64,11 @@ class PackedPolicy(nn.Module):
             entropy=entropy,
         )
 
-    def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return hidden_states(self.model.base_model, tokens, positions)
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout | None = None) -> Tensor:
+        return hidden_states(self.model.base_model, tokens, positions, layout)
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._shape_logits(self.model.get_output_embeddings()(hidden))
-
-
-def hidden_states(body: Any, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Hidden states [R, L, H] of packed rows. Restarting positions keep packed sequences apart, but
-    only with neither a cache nor a mask."""
-    return body(
-        input_ids=tokens, position_ids=positions, attention_mask=None, use_cache=False
-    ).last_hidden_state
 
 
 def logit_shape(model: Any) -> Callable[[Tensor], Tensor]:
@@ -94,40 +96,49 @@ class Loaded(Generic[M_co]):
 
     module: M_co
     dtype: torch.dtype
-    packable: bool
-    """Whether several sequences may share a row."""
+    packing: Packing
+    """What the rows of its micro-batches may hold."""
     head: str | None = None
     """Part of the module's `model` that is trained whole, beside whatever adapters."""
 
     def facts(self) -> dict[str, Any]:
         """For the run's manifest."""
+        model: Any = self.module.model
         return {
             "parameters": sum(parameter.numel() for parameter in self.module.parameters()),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": next(self.module.parameters()).device.type,
-            "packed": self.packable,
+            "packed": self.packing.several,
+            "attention": model.config._attn_implementation,
+            "shared_prefix": self.packing.worth is not None,
         }
 
 
 def load_policy(
     model: str, settings: LearnerConfig, temperature: float, device: torch.device
 ) -> Loaded[PackedPolicy]:
-    """Load a Hugging Face folder, ready to train: no dropout, sdpa attention.
+    """Load a Hugging Face folder, ready to train, without dropout.
 
     Raises:
         EngineError: the model can't be loaded, or its logits are not its head's projection.
+        UsageError: it can't do what the settings ask for.
     """
     from transformers import AutoModelForCausalLM
 
-    loaded, dtype = load_pretrained(AutoModelForCausalLM, model, settings)
+    loaded, dtype = load_pretrained(AutoModelForCausalLM, model, settings, device)
     policy = PackedPolicy(loaded.to(device), temperature).eval()
-    packable = examine(policy, device)
+    examine(policy, device)
+    packing = settle(loaded.base_model, settings, device)
     make_trainable(policy, settings)
-    return Loaded(module=policy, dtype=dtype, packable=packable)
+    return Loaded(module=policy, dtype=dtype, packing=packing)
 
 
 def load_pretrained(
-    auto_class: Any, model: str, settings: LearnerConfig, **options: Any
+    auto_class: Any,
+    model: str,
+    settings: LearnerConfig,
+    device: torch.device,
+    **options: Any,
 ) -> tuple[Any, torch.dtype]:
     """A model of the folder by one of transformers' auto classes, and its dtype.
 
@@ -136,20 +147,24 @@ def load_pretrained(
 
     Raises:
         EngineError: it can't be loaded.
+        UsageError: what the settings ask for can't be had on this machine.
     """
     from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
+    check_settings(settings, device)
     disable_progress_bar()
     try:
         chosen = resolve_dtype(AutoConfig.from_pretrained(model), settings.dtype)
         if settings.lora.quantization:
             options["quantization_config"] = four_bits(settings.lora.quantization, chosen)
         loaded = auto_class.from_pretrained(
-            model, dtype=chosen, attn_implementation="sdpa", **options
+            model, dtype=chosen, attn_implementation=starting_attention(settings), **options
         )
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model '{model}' can't be loaded: {error}") from error
+    if settings.liger:
+        use_liger(loaded)
     for layer in loaded.modules() if settings.lora.quantization else ():
         # Else bitsandbytes repacks the weights of a model in evaluation mode for a kernel of CPUs
         # that has no gradient, and says so in a warning only.
@@ -168,6 +183,13 @@ def four_bits(kind: str, dtype: torch.dtype) -> Any:
         bnb_4bit_compute_dtype=dtype,
         bnb_4bit_use_double_quant=True,
     )
+
+
+def use_liger(model: Any) -> None:
+    """Replace norms, rotations and activations by Liger's kernels; log-probs stay rlx's own."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False)
 
 
 def make_trainable(module: Any, settings: LearnerConfig) -> None:
@@ -197,47 +219,18 @@ def _switch_off_dropout(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def examine(policy: PackedPolicy, device: torch.device) -> bool:
-    """Compare two short sequences one by one with their packed row; returns whether they agree.
+def examine(policy: PackedPolicy, device: torch.device) -> None:
+    """Compare the model's own logits of a short sequence with those of body and head.
 
     Raises:
         EngineError: body and head don't make up the model's own logits.
     """
-    pair = _two_sequences(policy.model)
-    alone = []
-    for tokens in pair:
-        row = tokens.to(device)[None]
-        alone.append(policy.model(input_ids=row, use_cache=False).logits[0].float())
-        own = policy.head(policy.hidden(row, _positions([tokens], device)))[0].float()
-        if not _close(own, alone[-1]):
-            raise EngineError(
-                f"{type(policy.model).__name__} changes its logits after the projection in a way "
-                "that rlx does not know, so its log-probs would be wrong"
-            )
-    packed = policy.head(policy.hidden(torch.cat(pair).to(device)[None], _positions(pair, device)))[
-        0
-    ].float()
-    return _close(packed, torch.cat(alone))
-
-
-@torch.no_grad()
-def keeps_apart(body: Any, device: torch.device) -> bool:
-    """Whether two short sequences in one packed row have the hidden states that they have alone."""
-    pair = _two_sequences(body)
-    alone = [hidden_states(body, row.to(device)[None], _positions([row], device)) for row in pair]
-    packed = hidden_states(body, torch.cat(pair).to(device)[None], _positions(pair, device))
-    return _close(packed.float(), torch.cat(alone, 1).float())
-
-
-def _two_sequences(model: Any) -> list[Tensor]:
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    return [torch.arange(1, 7) * 7 % vocabulary, torch.arange(3, 11) * 5 % vocabulary]
-
-
-def _positions(sequences: list[Tensor], device: torch.device) -> Tensor:
-    return torch.cat([torch.arange(len(tokens)) for tokens in sequences]).to(device)[None]
-
-
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    """Within the rounding of bfloat16 kernels, which is far below what a foreign token changes."""
-    return bool((ours - theirs).abs().max() <= 0.02 * theirs.std())
+    vocabulary = policy.model.get_input_embeddings().weight.shape[0]
+    row = (torch.arange(1, 9) * 7 % vocabulary).to(device)[None]
+    positions = torch.arange(row.shape[1], device=device)[None]
+    whole = policy.model(input_ids=row, use_cache=False).logits
+    if not close(policy.head(policy.hidden(row, positions)), whole):
+        raise EngineError(
+            f"{type(policy.model).__name__} changes its logits after the projection in a way "
+            "that rlx does not know, so its log-probs would be wrong"
+        )

@@ -42,6 +42,25 @@ class Packable(Protocol):
         """[S] int64: sequences with the same number must share a micro-batch; None: none must."""
         ...
 
+    @property
+    def family(self) -> np.ndarray:
+        """[S] int64: sequences with the same number may begin with the same tokens. Those that must
+        share a micro-batch are a whole family."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Attention in a flat row of T tokens, some of which several sequences have in common.
+
+    A token reads its own span up to itself; a token of a branch also reads all of the stem.
+    """
+
+    spans: np.ndarray
+    """[k, 2] int64, start and stop of each run of tokens; together they are all T tokens."""
+    stems: np.ndarray
+    """[t, 3] int64: start of a stem, its stop where its branches start, and their stop."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
@@ -62,6 +81,8 @@ class MicroBatch:
     """[n] int64, indices of the action tokens on the batch's axis [N]."""
     action_lengths: np.ndarray
     """[b] int64."""
+    layout: Layout | None = None
+    """Which tokens read which, of one flat row; None: positions that restart say it."""
 
     @property
     def action_count(self) -> int:
@@ -249,4 +270,5 @@ def idle_micro_batch() -> MicroBatch:
         sequences=nothing,
         actions=nothing,
         action_lengths=nothing,
+        layout=Layout(spans=np.array([[0, 2]]), stems=np.zeros((0, 3), np.int64)),
     )

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.attention import Packing
 from rlx.core.engine.learner.distributed import gather
+from rlx.core.engine.learner.flat_packing import make_flat_micro_batches
 from rlx.core.engine.learner.packing import (
     MicroBatch,
     Packable,
@@ -31,12 +33,22 @@ class Plan:
 
 
 def make_plan(
-    batch: Packable, settings: LearnerConfig, *, packed: bool, alone: bool = False
+    batch: Packable, settings: LearnerConfig, *, packing: Packing, alone: bool = False
 ) -> Plan:
-    """Pack this rank's share. All ranks call it together, unless `alone`."""
-    mine = make_micro_batches(
-        batch, row_tokens=settings.row_tokens, token_budget=settings.token_budget, packed=packed
+    """Pack this rank's share. All ranks call it together, unless `alone`.
+
+    Args:
+        settings: with a number for `logprob_chunk`.
+    """
+    budget = settings.token_budget
+    mine = (
+        make_flat_micro_batches(batch, token_budget=budget, worth=packing.worth)
+        if packing.flat
+        else make_micro_batches(
+            batch, row_tokens=settings.row_tokens, token_budget=budget, packed=packing.several
+        )
     )
+    assert settings.logprob_chunk != "auto"
     chunks = [_chunks(micro.action_count, settings.logprob_chunk) for micro in mine]
     counts = (chunks, batch.action_count, batch.rollout_count)
     everyone = [counts] if alone else gather(counts)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.attention import hidden_states, settle
 from rlx.core.engine.learner.model import (
     Loaded,
-    hidden_states,
-    keeps_apart,
     load_pretrained,
     make_trainable,
 )
+from rlx.core.engine.learner.packing import Layout
 from rlx.core.errors import EngineError
 
 HEAD_NAMES = ("score", "classifier")
@@ -40,10 +40,16 @@ class PackedScores(nn.Module):
         self._head = head
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, source: Tensor, targets: Tensor
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        source: Tensor,
+        targets: Tensor,
+        *,
+        layout: Layout | None = None,
     ) -> tuple[Tensor]:
         """`source` is the token before each trained one; the number is read one further."""
-        hidden = hidden_states(self.model.base_model, tokens, positions).flatten(0, 1)
+        hidden = hidden_states(self.model.base_model, tokens, positions, layout).flatten(0, 1)
         numbers = self.model.get_submodule(self._head)(hidden.index_select(0, source + 1))
         return (numbers[:, 0] if numbers.shape[1] == 1 else numbers[:, 1] - numbers[:, 0],)
 
@@ -88,7 +94,7 @@ def load_scores(
     logging.set_verbosity_error()  # that the head is new is known
     options = {"num_labels": len(labels)} if fresh else {}
     try:
-        whole, dtype = load_pretrained(auto, model, settings, **options)
+        whole, dtype = load_pretrained(auto, model, settings, device, **options)
     finally:
         logging.set_verbosity(verbosity)
     name = _replace_head(whole, model, len(labels))
@@ -99,9 +105,10 @@ def load_scores(
     for config in {id(one): one for one in (whole.config, whole.config.get_text_config())}.values():
         config.pad_token_id = pad_token_id
     scored = PackedScores(whole, name).to(device).eval()
-    packable = keeps_apart(whole.base_model, device)
+    # A number is read one place further than a log-prob, which is not next to it behind a stem.
+    packing = settle(whole.base_model, settings, device, shares=False)
     make_trainable(scored, settings)
-    return Loaded(module=scored, dtype=dtype, packable=packable, head=name)
+    return Loaded(module=scored, dtype=dtype, packing=packing, head=name)
 
 
 def _is_trained(model: str, kind: str) -> bool:

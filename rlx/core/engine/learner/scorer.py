@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.learner.distributed import local_device
+from rlx.core.engine.learner.memory import with_known_chunk
 from rlx.core.engine.learner.model import load_policy
 from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
@@ -33,16 +34,17 @@ class Scorer:
         torch.set_num_threads(self._threads)
         loaded = load_policy(self._model, self._settings, self._temperature, local_device())
         self._policy = loaded.module.requires_grad_(False)
-        self._packed = loaded.packable
+        self._packing = loaded.packing
+        self._settings = with_known_chunk(self._settings, loaded, local_device())
         return loaded.facts()
 
     def score(self, batch: Packable) -> np.ndarray:
         """Log-probs [N] float32 of the batch's action tokens."""
-        plan = make_plan(batch, self._settings, packed=self._packed, alone=True)
+        plan = make_plan(batch, self._settings, packing=self._packing, alone=True)
         return score_batch(self._forward, batch, plan)[0]
 
     def _forward(self, micro: MicroBatch, chunks: int) -> tuple[Tensor, Tensor]:
-        return self._policy(*on_device(micro, local_device()), chunks=chunks)
+        return self._policy(*on_device(micro, local_device()), layout=micro.layout, chunks=chunks)
 
     def stop(self) -> None:
         del self._policy

@@ -67,7 +67,7 @@ class ShardedModel:
 
     def forward(self, micro: MicroBatch, **options: Any) -> tuple[Tensor, ...]:
         """What the module says of the action tokens [n] of a micro-batch."""
-        return self._engine(*on_device(micro, self._device), **options)
+        return self._engine(*on_device(micro, self._device), layout=micro.layout, **options)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro-batch's gradient; gradients cross ranks with the `last` one."""
@@ -104,6 +104,14 @@ class ShardedModel:
             optimizer.micro_step_id = -1
             for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
                 gradients.update(dict.fromkeys(gradients))
+
+    def sleep(self) -> None:
+        """Move gradients and the optimizer's state to the host's memory."""
+        self._engine.offload_states(include=_slept_states())
+
+    def wake(self) -> None:
+        """Bring back what `sleep` moved."""
+        self._engine.reload_states()
 
     def whole_parameters(
         self, *, renewed: bool = False, seed: int | None = None
@@ -177,6 +185,13 @@ def _without_memory_reports() -> None:
             module.see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
 
 
+def _slept_states() -> list[Any]:
+    """All but the weights, which are published from where they are."""
+    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as States
+
+    return [States.optim_states, States.hp_params, States.lp_grads]
+
+
 def on_device(micro: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`tokens, positions, source, targets` as tensors."""
     arrays = (micro.tokens, micro.positions, micro.source, micro.targets)
@@ -221,10 +236,17 @@ def _deepspeed_config(
                 "fused": True,
             },
         },
+        # The optimizer that is offloaded is PyTorch's too.
+        "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": bf16, "check_grad_overflow": bf16},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
             "stage": stage,
+            **(
+                {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+                if settings.offload_optimizer
+                else {}
+            ),
             "overlap_comm": False,
             # The defaults allocate gigabytes, whatever the model's size.
             "reduce_bucket_size": bucket,

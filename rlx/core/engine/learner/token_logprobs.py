@@ -2,17 +2,32 @@
 
 logprob[i] = z[i, target[i]] − logsumexp(z[i]),   z = logits(hidden) / temperature, in float32
 entropy[i] = logsumexp(z[i]) − Σ_v softmax(z[i])_v · z[i, v]
+
+Of the vocabulary's width only the logits are kept, in the model's dtype: float32 exists for a few
+rows at a time, and with p = softmax(z), g and h the gradients of log-prob and entropy, the gradient
+
+∂z[i, v] = g[i] · (1[v = target[i]] − p_v) − h[i] · p_v · (log p_v + entropy[i]),
+
+is written over the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 Head = Callable[[Tensor], Tensor]
+LOG2_E = math.log2(math.e)
+"""A CPU has a fast exponential to base 2 only."""
+_FLOATS = {"cpu": 2**21}
+_MANY_FLOATS = 2**26
+"""Values of the float32 pieces: on a CPU what its cache holds, elsewhere what keeps it busy."""
 
 
 def token_logprobs(
@@ -32,14 +47,16 @@ def token_logprobs(
         hidden: [n, H], the states that predict `targets`.
         targets: [n] int64.
         chunks: number of pieces of the projection; with more than one, each is recomputed backward.
-        entropy_gradient: whether the entropy carries a gradient; without, it costs one pass over
-            the logits and no memory.
-        entropy: false leaves the entropies out, and that pass.
+        entropy_gradient: whether the entropy carries a gradient.
+        entropy: false leaves the entropies out.
     """
 
     def piece(part: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
-        logits = head(part).float() / temperature
-        return _logprobs(logits, wanted, entropy_gradient=entropy_gradient, entropy=entropy)
+        logits = head(part)
+        # The gradient is written over what the head made, never over what it was given.
+        owned = logits.clone() if logits.is_leaf and logits.requires_grad else logits
+        answers = _Logprobs.apply(owned, wanted, temperature, entropy, entropy_gradient)
+        return tuple(answers) if entropy else (answers[0],)
 
     if chunks == 1:
         return piece(hidden, targets)
@@ -53,15 +70,68 @@ def token_logprobs(
     return tuple(torch.cat(answers) for answers in zip(*pieces, strict=True))
 
 
-def _logprobs(
-    logits: Tensor, targets: Tensor, *, entropy_gradient: bool, entropy: bool
-) -> tuple[Tensor, ...]:
-    normaliser = torch.logsumexp(logits, -1)
-    logprobs = logits.gather(-1, targets[:, None])[:, 0] - normaliser
-    if not entropy:
-        return (logprobs,)
-    # Last, and without gradient unless asked: a recomputation stops before it.
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        probabilities = (logits - normaliser[:, None]).exp()
-        entropies = normaliser - torch.linalg.vecdot(probabilities, logits)
-    return logprobs, entropies
+class _Logprobs(torch.autograd.Function):
+    """Logits [m, V] → log-probs [m], entropies [m] (zeros where not wanted)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        normaliser = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+        logprobs, entropies = torch.empty_like(normaliser), torch.zeros_like(normaliser)
+        for rows in _pieces(logits):
+            z = logits[rows].float()
+            if temperature != 1.0:
+                z = z / temperature
+            top = z.amax(-1)
+            weights = (z - top[:, None]).mul_(LOG2_E).exp2_()
+            total = weights.sum(-1)
+            normaliser[rows] = total.log() + top
+            logprobs[rows] = z.gather(-1, targets[rows, None])[:, 0] - normaliser[rows]
+            if entropy:
+                entropies[rows] = normaliser[rows] - torch.linalg.vecdot(weights, z) / total
+        ctx.save_for_backward(logits, targets, normaliser, entropies)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        if not (entropy and entropy_gradient):
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        logits, targets, normaliser, entropies = ctx.saved_tensors
+        if by_logprob is None:
+            by_logprob = torch.zeros_like(normaliser)
+        for rows in _pieces(logits):
+            piece = logits[rows]
+            gradient = piece.float()  # float32 logits themselves, or a copy
+            if ctx.temperature != 1.0:
+                gradient.div_(ctx.temperature)
+            gradient.sub_(normaliser[rows, None])
+            wanted = by_logprob[rows, None]
+            if by_entropy is None:
+                gradient.mul_(LOG2_E).exp2_().mul_(-wanted)
+            else:
+                slope = (gradient + entropies[rows, None]).mul_(-by_entropy[rows, None])
+                gradient.mul_(LOG2_E).exp2_().mul_(slope.sub_(wanted))
+            gradient.scatter_add_(-1, targets[rows, None], wanted)
+            if ctx.temperature != 1.0:
+                gradient.div_(ctx.temperature)
+            if gradient.dtype != piece.dtype:
+                piece.copy_(gradient)
+        return logits, None, None, None, None
+
+
+def _pieces(logits: Tensor) -> Iterator[slice]:
+    """Rows of `logits` that are worked on at a time."""
+    count, width = logits.shape
+    step = max(1, _FLOATS.get(logits.device.type, _MANY_FLOATS) // max(width, 1))
+    return (slice(start, start + step) for start in range(0, count, step))

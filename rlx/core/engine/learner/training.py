@@ -36,6 +36,7 @@ from rlx.core.engine.learner.distributed import (
 )
 from rlx.core.engine.learner.gradients import TokenGradients, no_gradients
 from rlx.core.engine.learner.lora import Adapter
+from rlx.core.engine.learner.memory import with_known_chunk
 from rlx.core.engine.learner.model import Loaded
 from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
@@ -112,6 +113,7 @@ class Training:
         self._total_updates = total_updates
         self._abort = threading.Event()
         self._held: Held | None = None
+        self._asleep = False
 
     def start(self, load: Callable[[torch.device], Loaded[Any]]) -> Mapping[str, Any]:
         """Join the other ranks, load the model and its optimizer; returns facts."""
@@ -121,7 +123,8 @@ class Training:
         join_group(rank=seat.rank, world=seat.world, address=seat.address, port=seat.port)
         loaded = load(local_device())
         facts = loaded.facts()
-        self._packed = loaded.packable
+        self._packing = loaded.packing
+        self.settings = with_known_chunk(self.settings, loaded, local_device())
         adapter = None
         if self.settings.lora.enabled:
             model, lora = loaded.module.model, self.settings.lora
@@ -184,6 +187,7 @@ class Training:
                 left out and counted instead.
         """
         trained = Trained()
+        self._wake()
         try:
             for batch in batches:
                 if not self._step(batch, forward, objective, trained):
@@ -193,6 +197,9 @@ class Training:
             raise
         finally:
             self._abort.clear()
+            if self.settings.sleep and not self._asleep:
+                self.model.sleep()
+                self._asleep = True
         return trained
 
     def _step(
@@ -268,6 +275,12 @@ class Training:
         """Ask a running update to give up before its first optimizer step, or a measurement."""
         self._abort.set()
 
+    def _wake(self) -> None:
+        """Bring back what was moved to the host's memory."""
+        if self._asleep:
+            self.model.wake()
+        self._asleep = False
+
     def hold(
         self, components: Mapping[str, Mapping[str, Any]], *, copy: bool, export: str | None = None
     ) -> None:
@@ -278,6 +291,7 @@ class Training:
             export: model folder whose tokenizer goes beside what others load (the model, or the
                 adapter); None: that is not held.
         """
+        self._wake()
         model = None
         if export is not None:
             model = held_weights(self.model, writer=self.seat.rank == 0, copy=copy)
@@ -310,6 +324,7 @@ class Training:
 
     def load(self, folder: str) -> dict[str, dict[str, Any]]:
         """Restore what was written; returns the state of the components. All ranks call it."""
+        self._wake()
         self.updates, components = load_learner(self.model, folder, rank=self.seat.rank)
         return components
 
@@ -317,7 +332,7 @@ class Training:
         leave_group()
 
     def _plan(self, batch: Packable) -> Plan:
-        return make_plan(batch, self.settings, packed=self._packed)
+        return make_plan(batch, self.settings, packing=self._packing)
 
 
 def merged_metrics(parts: MetricSums) -> dict[str, float]:

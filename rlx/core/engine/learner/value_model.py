@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.attention import hidden_states, settle
 from rlx.core.engine.learner.model import (
     Loaded,
-    hidden_states,
-    keeps_apart,
     load_pretrained,
     make_trainable,
 )
+from rlx.core.engine.learner.packing import Layout
 from rlx.core.engine.learner.scored_model import HEAD_NAMES
 from rlx.core.errors import EngineError
 
@@ -33,10 +33,16 @@ class PackedCritic(nn.Module):
         self.head = ValueHead(weight)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, source: Tensor, targets: Tensor
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        source: Tensor,
+        targets: Tensor,
+        *,
+        layout: Layout | None = None,
     ) -> tuple[Tensor]:
         """`targets` is there because every packed model is given it; values don't depend on it."""
-        hidden = hidden_states(self.model, tokens, positions)
+        hidden = hidden_states(self.model, tokens, positions, layout)
         return (self.head(hidden.flatten(0, 1).index_select(0, source)),)
 
 
@@ -62,15 +68,15 @@ def load_critic(model: str, settings: LearnerConfig, device: torch.device) -> Lo
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     if _is_classifier(model):
-        whole, dtype = load_pretrained(AutoModelForSequenceClassification, model, settings)
+        whole, dtype = load_pretrained(AutoModelForSequenceClassification, model, settings, device)
         body, weight = whole.base_model, _head_weight(whole, model)
     else:
-        body, dtype = load_pretrained(AutoModel, model, settings)
+        body, dtype = load_pretrained(AutoModel, model, settings, device)
         weight = torch.zeros(body.config.get_text_config().hidden_size, dtype=dtype)
     critic = PackedCritic(body, weight).to(device).eval()
-    packable = keeps_apart(body, device)
+    packing = settle(body, settings, device)
     make_trainable(critic, settings)
-    return Loaded(module=critic, dtype=dtype, packable=packable)
+    return Loaded(module=critic, dtype=dtype, packing=packing)
 
 
 def _is_classifier(model: str) -> bool:

@@ -1,0 +1,95 @@
+"""Groups of rollouts with a prompt in common, and tiny models of several architectures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from learner_cases import VOCABULARY
+
+from rlx.core.rollouts import TrainBatch
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Large weights make attention sharp, so that a token that must not be read shows.
+    "initializer_range": 0.2,
+}
+
+
+def write_architecture(folder: Path, name: str) -> str:
+    """A random model; its folder."""
+    import torch
+    import transformers
+
+    configs: dict[str, Any] = {
+        "llama": lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
+        "qwen2": lambda: transformers.Qwen2Config(**SIZES),
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=4, initializer_range=0.2
+        ),
+        "gemma2": lambda: transformers.Gemma2Config(**SIZES, head_dim=12, sliding_window=8),
+    }
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(configs[name]())
+    model.save_pretrained(folder / name)
+    return str(folder / name)
+
+
+def grouped_batch(seed: int, *, groups: int = 4) -> TrainBatch:
+    """Groups of 1 to 5 rollouts over prompts of 1 to 20 tokens; some have observations, some have a
+    second segment with a prompt of its own."""
+    rng = np.random.default_rng(seed)
+    tokens, positions, group, segments = [], [], [], []
+
+    def sequence(prompt: np.ndarray) -> None:
+        sampled = [False] * len(prompt) + [True] * int(rng.integers(1, 12))
+        if rng.random() < 0.3:
+            sampled += [False] * 3 + [True] * 4
+        more = rng.integers(3, VOCABULARY, len(sampled) - len(prompt))
+        tokens.append(np.concatenate([prompt, more]))
+        positions.append(np.flatnonzero(sampled))
+
+    for number in range(groups):
+        first, second = (rng.integers(3, VOCABULARY, rng.integers(1, 21)) for _ in range(2))
+        for _ in range(int(rng.integers(1, 6))):
+            sequence(first)
+            segments.append(1 + int(rng.random() < 0.3))
+            if segments[-1] == 2:
+                sequence(second)
+            group.append(number)
+    n = sum(len(one) for one in positions)
+    logprobs = -np.abs(rng.normal(3.0, 1.0, n)).astype(np.float32)
+    return TrainBatch(
+        tokens=np.concatenate(tokens).astype(np.int32),
+        lengths=np.array([len(row) for row in tokens], np.int64),
+        action_lengths=np.array([len(row) for row in positions], np.int64),
+        action_positions=np.concatenate(positions).astype(np.int64),
+        turn=np.zeros(n, np.int64),
+        group=np.array(group, np.int64),
+        rollout_logprobs=logprobs,
+        rewards=rng.normal(size=len(group)),
+        token_rewards=np.zeros(n),
+        segments=np.array(segments, np.int64),
+        advantages=rng.normal(size=n).astype(np.float32),
+        old_logprobs=logprobs,
+        ref_logprobs=logprobs + rng.normal(0, 0.1, n).astype(np.float32),
+    )
+
+
+def without_segments(batch: TrainBatch) -> TrainBatch:
+    """Each sequence a rollout of its own."""
+    assert batch.segments is not None
+    return dataclasses.replace(
+        batch,
+        segments=None,
+        group=np.repeat(batch.group, batch.segments),
+        rewards=np.repeat(batch.rewards, batch.segments),
+    )
