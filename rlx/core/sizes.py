@@ -133,8 +133,8 @@ def activation_bytes(config: RunConfig, info: ModelInfo) -> int:
     """Estimate for one micro-batch: 25 values of the hidden width per token and layer, and one row
     of logits per token, over which their gradient is written.
 
-    Fitted to the learner's peak memory after two steps of 4096 tokens (6 layers of width 512,
-    vocabulary 16384, float32).
+    Fitted to the learner's peak memory after two steps of 512 and of 4096 tokens (6 layers of width
+    512, vocabulary 16384, float32).
     """
     return sum(activation_parts(config, info).values())
 

@@ -120,9 +120,9 @@ def test_plan_for_other_hardware_shows_gpus_and_what_would_fit(
     assert "3 of 4 GPUs, 1 unused" in text
     assert "engine-0 generates with vllm over 2 GPUs" in text
     assert "the GPU of learner" in text
-    code, _, err = rlx(*words, "4", "--gpu-memory", "8")
+    code, _, err = rlx(*words, "4", "--gpu-memory", "4")
     assert code == 2
-    assert "of 8.0 GiB" in err
+    assert "of 4.0 GiB" in err
     assert "--set learner." in err
     assert "needs" in rlx(*words, "1", "--colocate", "none")[2]
 

@@ -195,7 +195,7 @@ class _Probe:
 
 
 def close(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether tokens [n, H] are within their dtype's rounding: on average, each relative to its norm.
+    """Whether tokens [n, H] differ by rounding: on average, each relative to its norm.
 
     A foreign token changes at least one by about its norm. Two kernels in bfloat16 give SmolLM2's
     tokens differences of 0.02, and one beside an attention sink 0.16.
