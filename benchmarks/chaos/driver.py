@@ -51,7 +51,7 @@ def _one_run(
     done = 0
     while True:
         run = LiveRun(folder, words, resume=(folder / "config.yaml").is_file())
-        moment = chance.uniform(0.3, 1.0) * whole
+        moment = chance.uniform(0.2, 0.8) * whole
         while run.alive() and time.monotonic() - run.started < moment:
             time.sleep(0.01)
         if done < most and run.alive() and budget.left:
