@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-MACHINE = ("time", "throughput/", "publish/", "memory/", "faults/")
+MACHINE = ("time", "throughput/", "publish/", "memory/", "engine/", "faults/")
 """Metrics that measure the machine and not the run."""
 COMMON = (
     "--set eval.sources=[] --set eval.every=0 --set logging.rollouts=complete "

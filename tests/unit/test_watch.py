@@ -81,9 +81,10 @@ def test_slow_call_of_a_worker_that_gets_on_is_waited_for():
     assert asyncio.run(run()) == "ok"
 
 
-def test_start_has_a_time_out_of_its_own():
+@pytest.mark.parametrize("pulse", [still, never])
+def test_start_has_a_time_out_of_its_own(pulse: Callable[[], Awaitable[int]]):
     async def run() -> None:
-        watch, reports = watched(still)
+        watch, reports = watched(pulse)
         await watch.result(asyncio.sleep(1.0), worker="w", method="start")
         assert reports == []
 

@@ -25,8 +25,8 @@ from rlx.core.errors import WorkerLostError
 
 T = TypeVar("T")
 _START = "start"
-"""The method that loads a model in one piece; it has a time-out of its own."""
-_SLICE = 1.0
+"""The method that imports and loads in pieces of any length; it has a time-out of its own."""
+_SLICE = 0.1
 """Seconds of waiting after which the driver looks whether it ran itself."""
 
 
@@ -83,12 +83,16 @@ class Watch:
             self._end(call)
 
     def _end(self, call: asyncio.Future[Any]) -> None:
-        call.cancel()
+        _drop(call)
         del self.running[call]
         self._finished += 1
         if not self.running and self._asking is not None and not self._hangs:
             self._asking.cancel()
             self._asking = None
+
+    @property
+    def _loading(self) -> bool:
+        return set(self.running.values()) == {_START}
 
     async def _ask_on(self) -> None:
         last, still = (-1, -1), 0.0
@@ -97,17 +101,15 @@ class Watch:
             still += await _pass(asyncio.sleep(every), most=2 * every)
             asked = asyncio.ensure_future(self._ask())
             waited = 0.0
-            while not asked.done() and waited < self._patience.answer:
-                left = min(self._patience.answer - waited, _SLICE)
-                waited += await _pass(asyncio.wait({asked}, timeout=left), most=2 * left)
+            while not asked.done() and (waited < self._patience.answer or self._loading):
+                waited += await _pass(asyncio.wait({asked}, timeout=_SLICE), most=2 * _SLICE)
             if not asked.done():
-                asked.cancel()
+                _drop(asked)
                 return await self._give_up(f"it has not answered for {waited:.0f} s")
             if asked.exception() is not None:  # it died, which the call itself tells
                 continue
             now = (asked.result(), self._finished)
-            loading = set(self.running.values()) == {_START}
-            still = 0.0 if now != last or loading else still + waited
+            still = 0.0 if now != last or self._loading else still + waited
             last = now
             if still >= self._patience.progress:
                 return await self._give_up(f"it lives, but has not got on for {still:.0f} s")
@@ -119,6 +121,12 @@ class Watch:
         more = await self._report(why)
         if not verdict.done():
             verdict.set_result(f"{why}{more}")
+
+
+def _drop(task: asyncio.Future[Any]) -> None:
+    """Wait for it no more, whatever it comes to."""
+    task.cancel()
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 async def _pass(waiting: Awaitable[Any], *, most: float) -> float:
