@@ -226,6 +226,13 @@ def test_judged_answers_carry_their_verdict_and_a_mismatched_partner(loaded: Any
     assert trained(source.others)[0].endswith("<|im_end|>")
 
 
+def test_answers_to_a_single_prompt_are_matched_with_their_neighbours(loaded: Any) -> None:
+    rows = [{"prompt": "p ", "completion": word, "label": True} for word in ("a", "b", "c")]
+    needs = Needs(data="unpaired", per="sequence", requires=frozenset({"kl_baseline"}))
+    others = loaded(rows, needs).others
+    assert [text[2] for text in texts(others)] == ["b", "c", "a"]
+
+
 def test_steps_are_judged_at_their_last_token(loaded: Any) -> None:
     row = {"prompt": "q ", "completions": ["one", "two"], "labels": [True, 0.25]}
     rows = loaded([row], Needs(data="steps", head="token")).rows

@@ -24,9 +24,10 @@ def mismatched(rows: RowBatch, max_length: int) -> RowBatch:
         rows.tokens[start : start + first] for start, first in zip(starts, firsts, strict=True)
     ]
     keys = [prompt.tobytes() for prompt in prompts]
+    single = len(set(keys)) == 1  # looking for another prompt would take R² comparisons
     parts, prompt_lengths = [], []
     for row, prompt in enumerate(prompts):
-        other = _partner(row, keys)
+        other = (row + 1) % len(keys) if single else _partner(row, keys)
         stop = starts[other] + rows.lengths[other]
         answer = rows.tokens[starts[other] + firsts[other] : stop]
         room = max(max_length - len(prompt), 1)
@@ -53,4 +54,4 @@ def _partner(row: int, keys: list[bytes]) -> int:
         other = (row + step) % count
         if keys[other] != keys[row]:
             return other
-    return (row + 1) % count
+    raise AssertionError("one prompt alone")
