@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,19 +45,9 @@ class WholeWeight:
     """In the model without adapters."""
     parameters: tuple[nn.Parameter, ...]
     """What it is computed from, which must be whole then."""
-    dtype: torch.dtype
-    """In which the model computes with it."""
-    exact: Callable[[], Tensor]
-    """Itself; with an adapter in it, in float32."""
+    compute: Callable[[], Tensor]
     frozen: bool
     """It is what the model started with."""
-
-    def compute(self, *, seed: int | None = None) -> Tensor:
-        """The tensor in its dtype, rounded to the nearest, or with a seed at random."""
-        exact = self.exact()
-        if seed is None or exact.dtype == self.dtype or self.dtype != torch.bfloat16:
-            return exact.to(self.dtype)
-        return randomly_rounded(exact, seed=zlib.crc32(f"{seed} {self.name}".encode()))
 
 
 class Adapter:
@@ -184,16 +173,14 @@ class Adapter:
                 yield WholeWeight(
                     name=plain,
                     parameters=tuple(layer.parameters()),
-                    dtype=dequantized_dtype(layer.get_base_layer().weight),
-                    exact=functools.partial(merged, layer),
+                    compute=functools.partial(merged, layer),
                     frozen=False,
                 )
                 continue
             yield WholeWeight(
                 name=plain,
                 parameters=(parameter,),
-                dtype=dequantized_dtype(parameter),
-                exact=functools.partial(dequantized, parameter),
+                compute=functools.partial(dequantized, parameter),
                 frozen=not saved,
             )
 
@@ -233,8 +220,9 @@ def alpha_of(settings: LoraConfig) -> float:
 
 @torch.no_grad()
 def merged(layer: Any) -> Tensor:
-    """Weight of a linear layer with its adapter in it, float32."""
-    weight = dequantized(layer.get_base_layer().weight).float()
+    """Weight of a linear layer with its adapter in it, in the dtype that it computes in."""
+    base = layer.get_base_layer().weight
+    weight = dequantized(base).float()
     a, b = layer.lora_A[_NAME].weight.float(), layer.lora_B[_NAME].weight.float()
     inputs_first = layer.fan_in_fan_out  # GPT-2 keeps its weights as [inputs, outputs]
     change = layer.scaling[_NAME] * (b @ a)
@@ -243,22 +231,7 @@ def merged(layer: Any) -> Tensor:
         magnitude = layer.lora_magnitude_vector[_NAME].weight.float()
         inputs = 0 if inputs_first else 1
         whole = whole * (magnitude / whole.norm(dim=inputs)).unsqueeze(inputs)
-    return whole
-
-
-@torch.no_grad()
-def randomly_rounded(values: Tensor, *, seed: int) -> Tensor:
-    """float32 → bfloat16, up or down with the probabilities that keep the mean.
-
-    A small change of every weight then arrives as a change of some of them; rounding to the nearest
-    would leave it out altogether. What bfloat16 can hold stays as it is.
-    """
-    generator = torch.Generator(values.device).manual_seed(seed)
-    bits = values.contiguous().view(torch.int32)
-    noise = torch.randint(
-        1 << 16, bits.shape, generator=generator, device=values.device, dtype=torch.int32
-    )
-    return ((bits + noise) & -(1 << 16)).view(torch.float32).to(torch.bfloat16)
+    return whole.to(dequantized_dtype(base))
 
 
 def dequantized(parameter: Tensor) -> Tensor:

@@ -113,23 +113,20 @@ class ShardedModel:
         """Bring back what `sleep` moved."""
         self._engine.reload_states()
 
-    def whole_parameters(
-        self, *, renewed: bool = False, seed: int | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
+    def whole_parameters(self, *, renewed: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the model's parameters, tied ones once. All ranks iterate.
 
         A tensor of ZeRO-3 is valid until the next one is asked for.
 
         Args:
             renewed: leave out what is known to be as the model started.
-            seed: what adapters add to bfloat16 weights is rounded at random, not to the nearest.
         """
         if self.adapter is not None:
             adapter = self.adapter
             weights = adapter.renewed_weights() if renewed else adapter.whole_weights()
             for weight in weights:
                 with self._gathered(weight.parameters):
-                    yield weight.name, weight.compute(seed=seed)
+                    yield weight.name, weight.compute()
             return
         yield from self._each(self.module.model.named_parameters())
 

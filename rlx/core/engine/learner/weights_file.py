@@ -20,19 +20,16 @@ _NOT_OURS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", 
 _WRITTEN = ("config.json", "generation_config.json", "model.safetensors.index.json")
 
 
-def whole_weights(
-    policy: ShardedModel, *, keep: bool, renewed: bool = False, seed: int | None = None
-) -> dict[str, Tensor]:
+def whole_weights(policy: ShardedModel, *, keep: bool, renewed: bool = False) -> dict[str, Tensor]:
     """The model's parameters under their Hugging Face names. All ranks call it.
 
     Args:
         keep: false on ranks that only take part in the gathering; they get an empty dict.
         renewed: leave out what is known to be as the model started.
-        seed: what adapters add to bfloat16 weights is rounded at random, not to the nearest.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    weights = _kept(policy, policy.whole_parameters(renewed=renewed, seed=seed), keep=keep)
+    weights = _kept(policy, policy.whole_parameters(renewed=renewed), keep=keep)
     return dict(revert_weight_conversion(policy.module.model, weights)) if keep else {}
 
 
@@ -58,7 +55,7 @@ def write_weights(
 
     started = time.perf_counter()
     partial = policy.adapter is not None and policy.adapter.renews_some
-    weights = whole_weights(policy, keep=writer, renewed=partial, seed=version)
+    weights = whole_weights(policy, keep=writer, renewed=partial)
     if not writer:
         return None
     target = Path(path)
