@@ -30,7 +30,10 @@ def nan_once(x):
 
 def slow(x):
     """The policy gradient, two seconds for each micro-batch from the third step on."""
-    time.sleep(2.0 * (x.metadata["step"] >= 2))
+    if x.metadata["step"] >= 2:
+        with open("calls.txt", "a") as calls:
+            calls.write("x")
+        time.sleep(2.0)
     return -x.ratio * x.advantages
 '''
 
@@ -62,7 +65,10 @@ def test_stop_in_a_long_update_loses_at_most_its_step(workspace: Path):
     long = [*words(workspace, "slow", steps=50), "--set", "learner.minibatch_size=2"]
     process = start(workspace, [*long, "--set", "learner.token_budget=16"])
     wait_for_step(workspace, workspace / "out", 2)
-    time.sleep(3.0)  # the third update has changed weights
+    calls = workspace / "calls.txt"
+    while not calls.exists() or len(calls.read_text()) < 2:
+        time.sleep(0.05)
+    # The second optimizer step of the third update is under way: weights have changed.
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
