@@ -63,7 +63,7 @@ def test_stop_in_a_long_update_loses_at_most_its_step(workspace: Path):
     """Eight optimizer steps of two seconds each: more than what an interrupted run has for
     anything but saving."""
     long = [*words(workspace, "slow", steps=50), "--set", "learner.minibatch_size=2"]
-    process = start(workspace, [*long, "--set", "learner.token_budget=16"])
+    process = start(workspace, long)
     wait_for_step(workspace, workspace / "out", 2)
     calls = workspace / "calls.txt"
     while not calls.exists() or len(calls.read_text()) < 2:
