@@ -20,6 +20,7 @@ BENCHMARKS = (
     "learner_step",
     "packing",
     "zero",
+    "publication",
     "vs_trl",
     "vs_trl_offline",
     "objectives_vs_trl",

@@ -28,6 +28,7 @@ COMMANDS = {
     "sft": ["vs_trl_offline", "sft"],
     "dpo": ["vs_trl_offline", "dpo"],
     "objectives": ["objectives_vs_trl"],
+    "publication": ["publication"],
 }
 
 

@@ -242,7 +242,7 @@ def _torch_cuda() -> str | None:
 def _check_shared_memory(free: int | None) -> Line:
     if free is None:
         return _line("ok", "shared memory", f"no {SHARED_MEMORY}: weights go through {_tmp()}")
-    fix = f"Ray takes {gib(_OBJECT_STORE)} and each publication the weights: `docker --shm-size=4g`"
+    fix = f"Ray takes {gib(_OBJECT_STORE)} and publications the weights: `docker --shm-size=4g`"
     if free < _OBJECT_STORE // 8:
         return _line("fail", "shared memory", f"{gib(free)} free in {SHARED_MEMORY}", fix)
     if free < 2 * _OBJECT_STORE:

@@ -40,6 +40,7 @@ from rlx.core.config_lora import LoraConfig
 from rlx.core.config_placement import PlacementConfig
 from rlx.core.config_rollout import (
     EpisodePolicy,
+    PublicationConfig,
     RewardPolicy,
     RolloutConfig,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "Part",
     "PlacementConfig",
     "PluginsConfig",
+    "PublicationConfig",
     "RewardConfig",
     "RewardPolicy",
     "RolloutConfig",
@@ -147,6 +149,7 @@ class RunConfig(Part):
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     rollout: RolloutConfig = RolloutConfig()
+    publication: PublicationConfig = PublicationConfig()
     generate: GenerateConfig = GenerateConfig()
     offline: OfflineConfig = OfflineConfig()
     learner: LearnerConfig = LearnerConfig()

@@ -53,6 +53,18 @@ class RolloutConfig(Part):
     """Start without compiling the model: faster start, somewhat slower generation."""
 
 
+class PublicationConfig(Part):
+    """How new weights get from the learner to the rollout engines."""
+
+    transport: Literal["auto", "shared_memory", "gloo", "nccl", "ipc"] = "auto"
+    """`shared_memory`: through /dev/shm, on one host; `gloo`: over TCP, also between hosts; `nccl`
+    and `ipc`: vLLM's own ways between GPUs and on one. `auto`: on GPUs `ipc` where the learner and
+    the engines share them and `nccl` where they don't; otherwise shared memory, and gloo between
+    hosts."""
+    bucket_mib: int = Field(64, ge=1)
+    """Weights travel in pieces of this size: while engines load one, the learner fills the next."""
+
+
 class EpisodePolicy(Part):
     """How long an agent's episodes may take, and what is done when an agent fails.
 

@@ -24,6 +24,7 @@ from rlx.core.preflight_generate import check_generation
 from rlx.core.preflight_libraries import check_libraries
 from rlx.core.preflight_lora import check_lora
 from rlx.core.preflight_placement import check_placement
+from rlx.core.preflight_publication import check_publication
 from rlx.core.preflight_rollouts import check_replay, check_sampling, check_staleness
 from rlx.core.selection import Selection
 from rlx.core.settings import nearest_origin
@@ -334,11 +335,12 @@ RULES: tuple[Rule, ...] = (
     check_faults,
     check_replay,
     check_output,
+    check_publication,
 )
 ELSEWHERE_RULES = tuple(
     rule
     for rule in RULES
-    if rule not in (check_modules, check_engine, check_placement, check_output)
+    if rule not in (check_modules, check_engine, check_placement, check_output, check_publication)
 )
 """Of a run that is planned for other hardware."""
 EVAL_RULES: tuple[Rule, ...] = (

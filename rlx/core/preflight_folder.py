@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rlx.core import sizes
 from rlx.core.config import RunConfig
-from rlx.core.machine import SHARED_MEMORY
 from rlx.core.models import ModelInfo
 from rlx.core.preflight_case import Case, Finding, error, warning
 from rlx.core.preflight_lora import resumed_complaints
@@ -31,17 +30,14 @@ def check_output(case: Case) -> Iterator[Finding]:
     if case.resume:
         yield from resumed_complaints(config)
     critic = "values" in case.selection.requires
-    yield from check_place(config, case.info, critic=critic, publishes=True)
+    yield from check_place(config, case.info, critic=critic)
 
 
-def check_place(
-    config: RunConfig, info: ModelInfo, *, critic: bool, publishes: bool
-) -> Iterator[Finding]:
+def check_place(config: RunConfig, info: ModelInfo, *, critic: bool) -> Iterator[Finding]:
     """The disk can be written to and has room.
 
     Args:
         critic: one is trained, too.
-        publishes: weights go to a rollout engine, through shared memory.
     """
     place = (config.output or Path("runs")).absolute()
     while not place.exists():
@@ -72,23 +68,6 @@ def check_place(
             f"{space}; {kept} checkpoints and the export take {sizes.gib(needed)}",
             "checkpoint.keep",
             "`--set checkpoint.keep=1`, or `--output` on a larger disk",
-        )
-    # Those published last stay beside the new ones, for an engine that is started anew.
-    kept = config.runtime.kind == "ray" and config.faults.engine_restarts > 0
-    shared = weights * (1 + kept)
-    if (
-        publishes
-        and SHARED_MEMORY.is_dir()
-        and (shm := shutil.disk_usage(SHARED_MEMORY).free) < shared
-    ):
-        fix = "a larger /dev/shm (`docker run --shm-size`), or a smaller model"
-        if kept:
-            fix += "; `--set faults.engine_restarts=0` takes half as much"
-        yield error(
-            f"{SHARED_MEMORY} has {sizes.gib(shm)} free; publishing the weights takes "
-            f"{sizes.gib(shared)}",
-            "model",
-            fix,
         )
 
 

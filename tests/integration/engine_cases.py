@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,17 @@ import numpy as np
 import torch
 
 from rlx.core.config import RolloutConfig
-from rlx.core.engine.interfaces import GenerateRequest, Generation, Sampling, WeightsFile
+from rlx.core.engine.interfaces import (
+    GenerateRequest,
+    Generation,
+    PublishReport,
+    Sampling,
+    SentWeights,
+)
 from rlx.core.engine.rollout.async_engine import AsyncEngine
 from rlx.core.engine.rollout.transformers_engine import TransformersEngine
 from rlx.core.engine.rollout.vllm_engine import VllmEngine
-from rlx.core.engine.weights import checksum
+from rlx.core.engine.transfer.sender import Sender
 
 ENGINES = {"vllm": VllmEngine, "transformers": TransformersEngine}
 CONTEXT = 256
@@ -79,24 +85,52 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def describe_weights(path: Path, version: int) -> WeightsFile:
-    """What a learner says of the file that it wrote."""
-    from safetensors.torch import load_file
+class ModelSource:
+    """A `WeightsSource` over plain tensors."""
 
-    return WeightsFile(
-        path=str(path),
-        version=version,
-        bytes=path.stat().st_size,
-        seconds=0.0,
-        checksum=checksum(load_file(path).items()),
-    )
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def metadata(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        return [(name, tensor.dtype, tensor.shape) for name, tensor in self.tensors.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self.tensors.items())
 
 
-def write_weights(model: Any, path: Path, version: int) -> WeightsFile:
-    from safetensors.torch import save_file
+def weights_of(model: Any) -> ModelSource:
+    return ModelSource({name: value.detach() for name, value in model.named_parameters()})
 
-    save_file({name: value.detach() for name, value in model.named_parameters()}, path)
-    return describe_weights(path, version)
+
+def make_sender(transport: str = "auto", *, receivers: int = 1, bucket: int = 1 << 14) -> Sender:
+    """Buckets of 16 KiB: the smallest model has several."""
+    return Sender(transport=transport, receivers=receivers, bucket=bucket)
+
+
+async def publish(
+    source: ModelSource,
+    version: int,
+    *engines: Any,
+    sender: Sender | None = None,
+    base: int | None = None,
+) -> tuple[SentWeights, list[PublishReport]]:
+    """Send weights to engines as a publisher does."""
+    sender = sender or make_sender(receivers=len(engines))
+    update = sender.offer(version, base)
+    sending = asyncio.create_task(asyncio.to_thread(sender.send, source, version))
+    try:
+        reports = await asyncio.gather(*(engine.load_weights(update) for engine in engines))
+    except BaseException:
+        sender.abort()
+        await asyncio.wait([sending])
+        sending.exception()
+        raise
+    return await sending, list(reports)
+
+
+def load_weights(engine: Any, model: Any, version: int, **options: Any) -> SentWeights:
+    """Publish a model's weights to one engine."""
+    return asyncio.run(publish(weights_of(model), version, engine, **options))[0]
 
 
 def perturbed(folder: Path, *, seed: int = 1) -> Any:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.batches import take
+from rlx.core.engine.interfaces import PublicationPlan, SentWeights, WeightsUpdate
 from rlx.core.engine.learner.learner import PolicyLearner
+from rlx.core.engine.transfer.receiver import Receiver
 from rlx.core.objective import ObjectiveSettings
 from rlx.core.references import ComponentRef
 from rlx.core.rollouts import TrainBatch
@@ -24,7 +28,6 @@ TIS = ComponentRef(kind="corrections", name="tis", target="rlx.plugins.correctio
 
 def write_model(folder: Path, *, dtype: str = "float32", seed: int = 0) -> str:
     """A random Llama with hidden size 64, 2 layers and tied embeddings."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -132,10 +135,51 @@ def saved_state(folder: Path) -> dict[str, np.ndarray]:
 
 def read_weights(learner: PolicyLearner) -> dict[str, np.ndarray]:
     """Copies of the whole weights, float32."""
-    from rlx.core.engine.learner.weights_file import whole_weights
+    from rlx.core.engine.learner.policy_weights import PolicyWeights
 
-    weights = whole_weights(learner._training.model, keep=True)
-    return {name: value.float().cpu().numpy().copy() for name, value in weights.items()}
+    weights = PolicyWeights(learner._training.model)
+    return {name: value.float().cpu().numpy().copy() for name, value in weights}
+
+
+def sent_by(
+    learner: PolicyLearner, version: int, *, base: int | None = None
+) -> tuple[SentWeights | None, dict[str, torch.Tensor]]:
+    """What a learner sends, and what arrives (at rank 0)."""
+    plan = PublicationPlan(
+        version=version, base=base, transport="auto", receivers=1, bucket=1 << 14
+    )
+    update = learner.offer_weights(plan)
+    arrived: dict[str, torch.Tensor] = {}
+
+    def receive(update: WeightsUpdate) -> None:
+        for tensors in Receiver(update.link).buckets(update.number, complete=False):
+            arrived.update({name: tensor.clone() for name, tensor in tensors.items()})
+
+    with ThreadPoolExecutor(1) as thread:
+        received = thread.submit(receive, update) if update else None
+        sent = learner.send_weights()
+        if received:
+            received.result()
+    return sent, arrived
+
+
+def publish_learner(learner: PolicyLearner, engine: Any, version: int) -> SentWeights:
+    """Have a learner of one rank send its weights to an engine, as a publisher does."""
+    plan = PublicationPlan(
+        version=version, base=None, transport="auto", receivers=1, bucket=1 << 14
+    )
+
+    async def run() -> SentWeights:
+        update = learner.offer_weights(plan)
+        assert update is not None
+        sent, report = await asyncio.gather(
+            asyncio.to_thread(learner.send_weights), engine.load_weights(update)
+        )
+        assert sent is not None
+        assert report.checksum == sent.checksum
+        return sent
+
+    return asyncio.run(run())
 
 
 def changed_by(learner: PolicyLearner, batches: list[TrainBatch]) -> dict[str, np.ndarray]:

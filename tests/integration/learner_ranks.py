@@ -18,6 +18,7 @@ from learner_cases import (
     random_batch,
     read_weights,
     save,
+    sent_by,
     started,
 )
 from prefix_cases import grouped_batch, without_segments
@@ -184,8 +185,7 @@ class Rank:
 
     def files(self) -> None:
         learner = self.learner(zero_stage=3)
-        written = learner.write_weights(str(self.folder / "weights.safetensors"), 3)
-        self.seen["written"] = written
+        self.seen["sent"] = sent_by(learner, 3)
         learner.export(str(self.folder / "export"))
 
 

@@ -15,6 +15,7 @@ from learner_cases import (
     read_weights,
     relative_difference,
     save,
+    sent_by,
     started,
     write_model,
 )
@@ -250,17 +251,20 @@ def test_peft_itself_reads_an_exported_adapter_and_merges_it_likewise(
     assert np.abs(scored - learner.score(random_batch())).max() < 1e-4
 
 
-def test_publication_leaves_out_what_did_not_change(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [0, 3])
+def test_publication_leaves_out_what_did_not_change(model: str, stage: int) -> None:
     """Neighbours of changed tensors go with them: engines keep q, k and v in one."""
-    from safetensors import safe_open
-
-    learner = started(model, lora=LoraConfig(rank=2, target_modules=["q_proj"]))
-    written = learner.write_weights(str(tmp_path / "weights.safetensors"), 1)
-    assert written is not None
-    assert written.partial
-    with safe_open(tmp_path / "weights.safetensors", "pt") as file:
-        names = {name.split(".", 3)[-1] for name in file.keys()}  # noqa: SIM118
-    assert names == {f"self_attn.{part}_proj.weight" for part in "qkvo"}
+    lora = LoraConfig(rank=2, target_modules=["q_proj"])
+    learner = started(model, lora=lora, zero_stage=stage)
+    learner.update([random_batch()], step=0)
+    _, everything = sent_by(learner, 1)
+    sent, part = sent_by(learner, 1, base=1)
+    assert sent is not None
+    assert {name.split(".", 3)[-1] for name in part} == {
+        f"self_attn.{name}_proj.weight" for name in "qkvo"
+    }
+    assert len(everything) > len(part)
+    assert all(torch.equal(part[name], everything[name]) for name in part)
 
 
 @pytest.mark.parametrize("stage", [0, 3])

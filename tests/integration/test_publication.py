@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engine_cases import settings
 from learner_cases import free_port, learner_arguments, random_batch
 
+from rlx.core.config import PublicationConfig
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.interfaces import Sampling
@@ -19,7 +21,6 @@ from rlx.core.engine.runtime import InlineRuntime, WorkerSpec
 
 pytestmark = pytest.mark.engine
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 9, 40)]
-GREEDY = Sampling(max_new_tokens=16, temperature=0.0)
 SAMPLED = Sampling(max_new_tokens=16)
 ENGINES = {
     "vllm": "rlx.core.engine.rollout.vllm_engine:VllmEngine",
@@ -27,20 +28,24 @@ ENGINES = {
 }
 
 
-def greedy_tokens(folder: Path, prompt: list[int], count: int) -> list[int]:
-    """What transformers makes of the exported weights, one token at a time without a cache."""
+def expected_logprobs(folder: Path, prompt: list[int], answer: Any) -> torch.Tensor:
+    """[n], what plain transformers makes of the exported weights."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokens = list(prompt)
-    for _ in range(count):
-        with torch.no_grad():
-            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
+    tokens = torch.tensor([[*prompt, *answer.tokens.tolist()]])
+    with torch.no_grad():
+        logprobs = model(tokens).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return logprobs.gather(1, tokens[0, len(prompt) :, None])[:, 0]
 
 
-@pytest.mark.parametrize("kind", ["vllm", "transformers"])
-def test_engine_equals_learner_after_every_publication(template: Path, tmp_path: Path, kind: str):
+@pytest.mark.parametrize(
+    ("kinds", "transport"),
+    [(["vllm", "transformers"], "gloo"), (["transformers", "vllm"], "auto")],
+)
+def test_engines_equal_learner_after_every_publication(
+    template: Path, tmp_path: Path, kinds: list[str], transport: str
+):
     model = str(template / "tiny")
     arguments = learner_arguments(model, master_port=free_port())
 
@@ -50,43 +55,46 @@ def test_engine_equals_learner_after_every_publication(template: Path, tmp_path:
         learner_worker = await runtime.start(
             WorkerSpec(name="learner", target=target, kwargs=arguments)
         )
-        engine_worker = await runtime.start(
-            WorkerSpec(
-                name="engine",
-                target=ENGINES[kind],
-                kwargs={
-                    "model": model,
-                    "settings": settings(),
-                    "context_length": 128,
-                    "dtype": "float32",
-                    "seed": 0,
-                    "threads": 1,
-                },
+        own = {"model": model, "settings": settings(), "context_length": 128, "dtype": "float32"}
+        workers = [
+            await runtime.start(
+                WorkerSpec(name=f"engine-{number}", target=ENGINES[kind], kwargs=own)
             )
-        )
+            for number, kind in enumerate(kinds)
+        ]
         learner = LearnerGroup([learner_worker], arguments["settings"], 0)
-        engine, publisher = RolloutClient(engine_worker), Publisher()
+        clients = [RolloutClient(worker) for worker in workers]
+        engines = RolloutEngines(clients)
+        publisher = Publisher(
+            PublicationConfig(bucket_mib=1), transport=transport, receivers=len(kinds)
+        )
         try:
             await learner.start()
-            await engine_worker.call("start")
+            for worker in workers:
+                await worker.call("start")
             seen = set()
             for version in range(1, 4):
                 await learner.update(random_batch(version), step=version, kl_coef=0.0)
-                await publisher.publish(
-                    learner, RolloutEngines([engine]), version=version
-                )  # compares checksums
+                await publisher.publish(learner, engines, version=version)  # compares checksums
                 exported = tmp_path / f"export-{version}"
                 await learner.export(str(exported))
-                for prompt in PROMPTS:
-                    answer = await engine.generate(prompt, GREEDY, 0)
-                    expected = greedy_tokens(exported, prompt, len(answer.tokens))
-                    assert answer.tokens.tolist() == expected
-                    assert answer.version == version
-                seen.add(str((await engine.generate(PROMPTS[0], SAMPLED, 1)).logprobs.tolist()))
-            assert len(seen) == 3  # each publication changed something
+                for client in clients:
+                    for prompt in PROMPTS:
+                        answer = await client.generate(prompt, SAMPLED, 1)
+                        expected = expected_logprobs(exported, prompt, answer)
+                        assert answer.version == version
+                        torch.testing.assert_close(
+                            torch.tensor(answer.logprobs), expected, rtol=0, atol=1e-4
+                        )
+                        seen.add(expected.sum().item())
+            assert len(seen) >= 3 * len(PROMPTS)  # each publication changed something
+            metrics = publisher.metrics()
+            assert metrics["publish/gib"] > 0
+            assert metrics["publish/gib_per_s"] == pytest.approx(
+                metrics["publish/gib"] / metrics["publish/seconds"]
+            )
         finally:
-            publisher.close()
-            await engine.stop()
+            await engines.stop()
             await learner.stop()
             await runtime.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import random
 import signal
 import subprocess
@@ -28,13 +27,15 @@ from engine_cases import (
     make_model,
     perturbed,
     prompts,
+    publish,
     requests,
     settings,
-    write_weights,
+    weights_of,
 )
-from learner_cases import random_batch, started
+from learner_cases import publish_learner, random_batch, started
 
 from rlx.core.config import RuntimeConfig
+from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.runtime import RayRuntime, Worker, WorkerSpec
 from rlx.core.errors import EngineError
 
@@ -92,10 +93,8 @@ def test_vllm_and_learner_share_a_process(first: str, folder: Path, tmp_path: Pa
         engine = make_engine("vllm", folder)
     assert learner.score(batch).tobytes() == expected.tobytes()
     assert learner.update([batch], step=0) is not None
-    weights = learner.write_weights(str(tmp_path / "weights.safetensors"), 1)
-    assert weights is not None
-    report = asyncio.run(engine.load_weights(weights))
-    assert report.checksum == weights.checksum
+    sent = publish_learner(learner, engine, 1)
+    assert sent.version == 1
     found = generate(engine, wanted)
     learner.export(str(tmp_path / "trained"))
     assert logprob_error(load(tmp_path / "trained"), wanted, found) < 1e-4
@@ -139,7 +138,6 @@ def test_engine_streams_out_of_a_ray_actor(
     short = requests(prompts(6), new=2)
     wanted = [*short, *(_later(item) for item in requests(prompts(6), new=100))]
     changed = perturbed(folder)
-    weights = write_weights(changed, tmp_path / "1.safetensors", 1)
 
     async def run() -> None:
         async with in_ray(kind, folder) as worker:
@@ -154,8 +152,8 @@ def test_engine_streams_out_of_a_ray_actor(
             replies = [found[item.id] for item in wanted]
             assert logprob_error(load(folder), wanted, replies) < 1e-4
 
-            report = await worker.call("load_weights", weights)
-            assert report.checksum == weights.checksum
+            sent, [report] = await publish(weights_of(changed), 1, RolloutClient(worker))
+            assert report.checksum == sent.checksum
             again = [item async for batch in worker.stream("generate", short) for item in batch]
             again.sort(key=lambda item: item.request_id)
             assert logprob_error(changed, short, again) < 1e-4
@@ -195,16 +193,17 @@ async def _abort_while_streaming(worker: Worker) -> None:
 
 
 HOST = """
-import asyncio, pickle, sys
+import asyncio, sys
 from pathlib import Path
-from engine_cases import generate, load, logprob_error, make_engine, prompts, requests
+from engine_cases import *
 if __name__ == "__main__":
-    before, after, weights = sys.argv[1:]
+    before, after = sys.argv[1:]
     engine = make_engine("vllm", Path(before), tensor_parallel=2)
     wanted = requests(prompts(2), new=3, temperature=0.0)
     errors = [logprob_error(load(Path(before)), wanted, generate(engine, wanted))]
-    asyncio.run(engine.load_weights(pickle.loads(Path(weights).read_bytes())))
-    errors.append(logprob_error(load(Path(after)), wanted, generate(engine, wanted)))
+    model = load(Path(after))
+    load_weights(engine, model, 1, sender=make_sender(receivers=2))
+    errors.append(logprob_error(model, wanted, generate(engine, wanted)))
     print("ready", *errors, flush=True)
     sys.stdin.read()
 """
@@ -214,12 +213,10 @@ def test_engine_over_two_processes(folder: Path, tmp_path: Path) -> None:
     """With tensor parallelism vLLM starts processes, which would outlive a killed parent."""
     changed = perturbed(folder)
     changed.save_pretrained(tmp_path / "after")
-    weights = write_weights(changed, tmp_path / "1.safetensors", 1)
-    (tmp_path / "weights.pickle").write_bytes(pickle.dumps(weights))
     script = tmp_path / "host.py"
     script.write_text(HOST)
     host = subprocess.Popen(
-        [sys.executable, script, folder, tmp_path / "after", tmp_path / "weights.pickle"],
+        [sys.executable, script, folder, tmp_path / "after"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])},

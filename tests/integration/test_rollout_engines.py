@@ -18,23 +18,27 @@ from engine_cases import (
     CONTEXT,
     END,
     VOCABULARY,
+    ModelSource,
     collect,
-    describe_weights,
     generate,
     held_at,
     load,
+    load_weights,
     logprob_error,
     make_engine,
     make_mixture,
     make_model,
+    make_sender,
     perturbed,
     prompts,
+    publish,
     reference_logits,
     requests,
-    write_weights,
+    weights_of,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 
+from rlx.core.engine.interfaces import WeightsUpdate
 from rlx.core.engine.rollout.async_engine import AsyncEngine
 from rlx.core.errors import EngineError
 
@@ -236,10 +240,8 @@ def test_new_weights_are_used_at_once_and_old_prefixes_forgotten(
     assert logprob_error(load(folder), wanted, generate(fresh, wanted)) < 1e-4
     for version in (1, 2):
         changed = perturbed(folder, seed=version)
-        weights = write_weights(changed, tmp_path / f"{version}.safetensors", version)
-        report = asyncio.run(fresh.load_weights(weights))
-        assert (report.version, report.checksum) == (version, weights.checksum)
-        assert report.bytes == weights.bytes
+        sent, [report] = asyncio.run(publish(weights_of(changed), version, fresh))
+        assert (report.version, report.checksum) == (version, sent.checksum)
         found = generate(fresh, wanted)
         for request, generation in zip(wanted, found, strict=True):
             logits = reference_logits(changed, request.prompt, generation.tokens)
@@ -252,14 +254,13 @@ def test_weights_loaded_in_flight_are_used_from_the_next_token(
     fresh: AsyncEngine, folder: Path, tmp_path: Path
 ) -> None:
     old, changed = load(folder), perturbed(folder)
-    weights = write_weights(changed, tmp_path / "1.safetensors", 1)
     wanted = requests(prompts(4), new=170)
 
     async def run() -> list[Any]:
         task = asyncio.create_task(collect(fresh, wanted))
         async with held_at(fresh, 6):
-            load = asyncio.create_task(fresh.load_weights(weights))
-            await asyncio.sleep(0)
+            load = asyncio.create_task(publish(weights_of(changed), 1, fresh))
+            await asyncio.sleep(0.2)
         await load
         return await task
 
@@ -283,12 +284,12 @@ def test_weights_arrive_under_checkpoint_names(kind: str, tmp_path: Path) -> Non
     folder = make_mixture(tmp_path / "model")
     changed = perturbed(folder)
     changed.save_pretrained(tmp_path / "changed")
-    weights = describe_weights(tmp_path / "changed" / "model.safetensors", 1)
+    weights = ModelSource(load_file(tmp_path / "changed" / "model.safetensors"))
     wanted = requests(prompts(6), temperature=0.0)
     engine = make_engine(kind, folder)
     try:
         assert logprob_error(load(folder), wanted, generate(engine, wanted)) < 1e-4
-        asyncio.run(engine.load_weights(weights))
+        asyncio.run(publish(weights, 1, engine))
         assert logprob_error(changed, wanted, generate(engine, wanted)) < 1e-4
     finally:
         asyncio.run(engine.stop())
@@ -305,38 +306,18 @@ def test_weights_of_another_model_are_refused(
         tensors["model.extra"] = torch.zeros(3)
     else:
         tensors["model.norm.weight"] = torch.zeros(3)
-    save_file(tensors, tmp_path / "1.safetensors")
-    weights = describe_weights(tmp_path / "1.safetensors", 1)
     for kind in ("transformers", "vllm"):
         engine = make_engine(kind, folder)
         try:
             with pytest.raises(EngineError):
-                asyncio.run(engine.load_weights(weights))
+                asyncio.run(publish(ModelSource(tensors), 1, engine))
+            with pytest.raises(EngineError, match="failed"):
+                generate(engine, requests(prompts(1)))
         finally:
             asyncio.run(engine.stop())
 
 
-def test_damaged_weights_are_refused_and_the_old_ones_kept(
-    shared: AsyncEngine, folder: Path, model: Any, tmp_path: Path
-) -> None:
-    weights = write_weights(perturbed(folder), tmp_path / "1.safetensors", 1)
-    path = Path(weights.path)
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(EngineError, match="checksum"):
-        asyncio.run(shared.load_weights(weights))
-    path.unlink()
-    with pytest.raises(EngineError, match=r"cannot read the weights of version 1"):
-        asyncio.run(shared.load_weights(weights))
-    wanted = requests(prompts(4))
-    found = generate(shared, wanted)
-    assert logprob_error(model, wanted, found) < 1e-4
-    assert {item.version for item in found} == {0}
-
-
 def test_runs_repeat_bit_for_bit(fresh: AsyncEngine, folder: Path, tmp_path: Path) -> None:
-    weights = write_weights(load(folder), tmp_path / "0.safetensors", 0)
     wanted = requests([prompt for prompt in prompts(16) for _ in range(4)])
     kind = type(fresh._core).__name__.removesuffix("Core").lower()
     another = make_engine(kind, folder)
@@ -344,7 +325,7 @@ def test_runs_repeat_bit_for_bit(fresh: AsyncEngine, folder: Path, tmp_path: Pat
         runs = [generate(fresh, wanted), generate(another, wanted)]
     finally:
         asyncio.run(another.stop())
-    asyncio.run(fresh.load_weights(weights))
+    load_weights(fresh, load(folder), 0)
     runs.append(generate(fresh, wanted))
     for other in runs[1:]:
         for first, second in zip(runs[0], other, strict=True):
@@ -399,3 +380,98 @@ def test_stop_ends_the_thread_and_fails_who_waits(fresh: AsyncEngine) -> None:
 def test_a_model_that_does_not_load_is_an_engine_error(kind: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=f"{kind} failed"):
         make_engine(kind, tmp_path)
+
+
+def _attention_changed(folder: Path) -> tuple[Any, ModelSource]:
+    """A model with other weights in the attention of layer 1, and those weights."""
+    changed = load(folder)
+    generator = torch.Generator().manual_seed(5)
+    weights = {}
+    with torch.no_grad():
+        for name, parameter in changed.named_parameters():
+            if name.startswith("model.layers.1.self_attn."):
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+                weights[name] = parameter.detach()
+    return changed, ModelSource(weights)
+
+
+def test_a_part_of_the_weights_can_follow_all_of_them(fresh: AsyncEngine, folder: Path) -> None:
+    wanted = requests(prompts(8), temperature=0.0)
+    sender = make_sender()
+    load_weights(fresh, perturbed(folder), 2, sender=sender)
+    load_weights(fresh, load(folder), 3, sender=sender)
+    changed, part = _attention_changed(folder)
+    sent, _ = asyncio.run(publish(part, 4, fresh, base=3, sender=sender))
+    assert sent.bytes == sum(tensor.nbytes for tensor in part.tensors.values())
+    found = generate(fresh, wanted)
+    assert logprob_error(changed, wanted, found) < 1e-4
+    assert logprob_error(load(folder), wanted, found) > 1e-3
+    assert {item.version for item in found} == {4}
+    late = make_engine(type(fresh._core).__name__.removesuffix("Core").lower(), folder)
+    try:
+        asyncio.run(
+            late.load_weights(WeightsUpdate(link=sender._link, number=2, version=4, base=3))
+        )
+        assert logprob_error(changed, wanted, generate(late, wanted)) < 1e-4, "it has all of them"
+    finally:
+        asyncio.run(late.stop())
+    final = perturbed(folder)
+    load_weights(fresh, final, 5, sender=sender)
+    assert logprob_error(final, wanted, generate(fresh, wanted)) < 1e-4
+
+
+def test_the_tied_embedding_can_be_the_part(folder: Path) -> None:
+    """vLLM keeps a packed copy of it for the output head."""
+    changed, wanted = load(folder), requests(prompts(8), temperature=0.0)
+    with torch.no_grad():
+        changed.model.embed_tokens.weight += 0.1 * torch.randn_like(
+            changed.model.embed_tokens.weight
+        )
+    part = ModelSource({"model.embed_tokens.weight": changed.model.embed_tokens.weight.detach()})
+    engine, sender = make_engine("vllm", folder), make_sender()
+    try:
+        load_weights(engine, load(folder), 0, sender=sender)
+        asyncio.run(publish(part, 1, engine, base=0, sender=sender))
+        assert logprob_error(changed, wanted, generate(engine, wanted)) < 1e-4
+    finally:
+        asyncio.run(engine.stop())
+
+
+def test_a_part_of_what_vllm_holds_as_one_is_refused(folder: Path) -> None:
+    """Query, key and value are one tensor there: a query alone would leave the others random."""
+    _, part = _attention_changed(folder)
+    query = {name: tensor for name, tensor in part.tensors.items() if "q_proj" in name}
+    engine, sender = make_engine("vllm", folder), make_sender()
+    try:
+        load_weights(engine, load(folder), 0, sender=sender)
+        with pytest.raises(EngineError, match=r"lack a part of model\.layers\.1\..*qkv_proj"):
+            asyncio.run(publish(ModelSource(query), 1, engine, base=0, sender=sender))
+        with pytest.raises(EngineError, match="failed"):
+            generate(engine, requests(prompts(1)))
+    finally:
+        asyncio.run(engine.stop())
+
+
+def test_an_engine_whose_learner_fails_midway_samples_no_more(
+    fresh: AsyncEngine, folder: Path
+) -> None:
+    class Broken(ModelSource):
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, item in enumerate(super().__iter__()):
+                if number == 15:
+                    raise ValueError("out of memory, say")
+                yield item
+
+    sender = make_sender()
+    source = Broken(weights_of(perturbed(folder)).tensors)
+
+    async def run() -> None:
+        loading = asyncio.create_task(fresh.load_weights(sender.offer(1, None)))
+        with pytest.raises(ValueError, match="out of memory"):
+            await asyncio.to_thread(sender.send, source, 1)
+        with pytest.raises(EngineError, match="the learner gave up: out of memory, say"):
+            await loading
+
+    asyncio.run(run())
+    with pytest.raises(EngineError, match="the learner gave up"):
+        generate(fresh, requests(prompts(1)))

@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 
 from rlx.core.config import RolloutConfig
-from rlx.core.engine.interfaces import GenerateRequest, Sampling, WeightsFile
+from rlx.core.engine.interfaces import GenerateRequest, Sampling, WeightsLink, WeightsUpdate
 from rlx.core.engine.rollout.vllm_core import VllmCore
+from rlx.core.engine.transfer.receiver import Received
 from rlx.core.errors import EngineError
 
-WEIGHTS = WeightsFile(path="w", version=3, bytes=1, seconds=0.0, checksum="c")
+LINK = WeightsLink(key="k", transport="auto", address="a", port=1)
+WEIGHTS = WeightsUpdate(link=LINK, number=0, version=3)
+UPDATE = [
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+    "rlx_received",
+]
 REQUEST = GenerateRequest(id=0, prompt=[1], sampling=Sampling(max_new_tokens=1), seed=0)
 
 
@@ -28,8 +37,9 @@ class Vllm:
     def wake_up(self, tags: list[str]) -> None:
         self.told.append(("wake", *tags))
 
-    def collective_rpc(self, method: str, args: Any) -> None:
+    def collective_rpc(self, method: str, *, kwargs: Any) -> list[Any]:
         self.told.append(method)
+        return [Received(checksum="c", waited=0.0)] if method == "rlx_received" else []
 
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
         self.told.append("forget")
@@ -60,7 +70,7 @@ def test_weights_wake_up_before_they_are_replaced_and_the_cache_after() -> None:
     assert vllm.told == [
         ("sleep", 2),
         ("wake", "weights"),
-        "rlx_load_weights",
+        *UPDATE,
         ("wake", "kv_cache"),
         "forget",
     ]
@@ -72,4 +82,4 @@ def test_an_engine_with_a_gpu_of_its_own_stays_awake() -> None:
     made.sleep(1)
     made.load_weights(WEIGHTS)
     made.check(REQUEST)
-    assert vllm.told == ["rlx_load_weights", "forget"]
+    assert vllm.told == [*UPDATE, "forget"]

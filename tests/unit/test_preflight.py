@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlx.core import preflight, preflight_critic
+from rlx.core import preflight, preflight_critic, preflight_publication
 from rlx.core.config import RunConfig
 from rlx.core.errors import UsageError
 from rlx.core.machine import Gpu
@@ -41,7 +41,8 @@ Usage = namedtuple("Usage", "total used free")
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is installed, and there is no GPU."""
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(preflight, "find_gpus", lambda: ())
+    for module in (preflight, preflight_publication):
+        monkeypatch.setattr(module, "find_gpus", lambda: ())
 
 
 @pytest.fixture
@@ -443,4 +444,19 @@ def test_too_little_disk_is_refused_and_little_is_told(
     assert finding.key == "checkpoint.keep"
     free["disk"] = 10**12
     free["/dev/shm"] = 1_000_000
-    assert "/dev/shm" in error(folder, info=model).what
+    found = error(folder, info=model)
+    assert (found.where, "/dev/shm has" in found.what) == ("publication.transport", True)
+    assert run(folder, {"publication": {"transport": "gloo"}}, info=model) == []
+
+
+def test_gpu_transports_are_refused_where_they_cannot_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nccl = {"publication": {"transport": "nccl"}}
+    found = error(folder, nccl)
+    assert found.what == "nccl moves weights between GPUs, and there is none"
+    assert (found.where, found.fix) == ("publication.transport", "`publication.transport: auto`")
+    monkeypatch.setattr(preflight_publication, "find_gpus", lambda: (object(),))
+    assert run(folder, nccl) == []
+    assert "vLLM's" in error(folder, {**nccl, "rollout": {"engine": "transformers"}}).what
+    assert "of their own" in error(folder, {**nccl, "runtime": {"kind": "inline"}}).what

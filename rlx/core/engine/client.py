@@ -23,7 +23,7 @@ from rlx.core.engine.interfaces import (
     Generation,
     PublishReport,
     Sampling,
-    WeightsFile,
+    WeightsUpdate,
 )
 from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.engine.runtime import Worker
@@ -50,7 +50,7 @@ class RolloutClient:
         self._swaps_in_flight = swaps_in_flight
         self._renew = renew
         self._renewing = asyncio.Lock()
-        self._weights: WeightsFile | None = None
+        self._weights: WeightsUpdate | None = None
         """Published last; None: the engine has those that it started with."""
         self._holds = 0
         self._idle = _IdleClock()
@@ -178,17 +178,17 @@ class RolloutClient:
         with contextlib.suppress(WorkerLostError):
             await self._worker.call("abort")
 
-    async def load_weights(self, weights: WeightsFile) -> PublishReport:
+    async def load_weights(self, weights: WeightsUpdate) -> PublishReport:
         """Replace the weights; requests wait meanwhile unless they are swapped in flight.
 
-        The file must be there until the next one is, for an engine that is started anew.
+        The learner keeps them until the next ones come, for an engine that is started anew.
         """
         if self._swaps_in_flight:
             return await self._load(weights)
         async with self._quiet():
             return await self._load(weights)
 
-    async def _load(self, weights: WeightsFile) -> PublishReport:
+    async def _load(self, weights: WeightsUpdate) -> PublishReport:
         self._weights = weights
         while True:
             worker = self._worker

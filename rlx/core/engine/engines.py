@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rlx.core.engine.client import RolloutClient
-from rlx.core.engine.interfaces import Generation, PublishReport, Sampling, WeightsFile
+from rlx.core.engine.interfaces import Generation, PublishReport, Sampling, WeightsUpdate
 from rlx.core.engine.rollout.stats import engine_metrics
 from rlx.core.engine.trace import BusyClock, Trace
 from rlx.core.turns import Generate
@@ -67,10 +67,10 @@ class RolloutEngines:
         """End every running request."""
         await asyncio.gather(*(member.client.abort() for member in self._members))
 
-    async def load_weights(self, weights: WeightsFile) -> list[PublishReport]:
+    async def load_weights(self, update: WeightsUpdate) -> list[PublishReport]:
         """Replace the weights of every engine; each takes them as soon as it can."""
         return await asyncio.gather(
-            *(member.client.load_weights(weights) for member in self._members)
+            *(member.client.load_weights(update) for member in self._members)
         )
 
     async def sleep(self) -> None:

@@ -32,27 +32,68 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsLink:
+    """Where an engine finds the learner that sends it weights."""
+
+    key: str
+    """Names the sender; a new one makes an engine connect anew."""
+    transport: str
+    """`nccl`, `ipc`; otherwise buckets, whose channel the sender chooses."""
+    address: str
+    port: int
+    """Of the sender's store, where its receivers meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsUpdate:
+    """Asks an engine to take the weights that a learner sends meanwhile."""
+
+    link: WeightsLink
+    number: int
+    """Of the publication on its link, from 0."""
+    version: int
+    base: int | None = None
+    """None: all weights come. Else only some do, and the others are those of this version."""
+    init_info: Mapping[str, Any] = field(default_factory=dict)
+    """For `nccl` and `ipc`: vLLM's initialization of its receiving end."""
+    update_info: Mapping[str, Any] = field(default_factory=dict)
+    """For `nccl` and `ipc`: vLLM's description of what comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentWeights:
+    """What the learner sent."""
+
+    version: int
+    bytes: int
+    checksum: str
+    """Empty where the transport computes none (`nccl`, `ipc`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
     """What a publication did on the receiving side."""
 
     version: int
     seconds: float
-    bytes: int
+    """From the moment when all engines were ready until this one had the weights."""
     checksum: str
-    """Of the tensors as the engine received them; equal to the learner's `WeightsFile.checksum`."""
+    """Of the tensors as the engine received them; equal to the learner's `SentWeights.checksum`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsFile:
-    """Weights that a learner laid down for engines to map: a safetensors file in shared memory."""
+class PublicationPlan:
+    """What the driver asks a learner to publish, and how."""
 
-    path: str
     version: int
-    bytes: int
-    seconds: float
-    checksum: str
-    partial: bool = False
-    """Tensors that are not in it are those that the engine was started with."""
+    base: int | None
+    """Version that the engines have, so that what training leaves alone need not be sent; None:
+    send everything."""
+    transport: str
+    receivers: int
+    """Worker processes of all engines."""
+    bucket: int
+    """Bytes."""
 
 
 class RolloutEngine(Protocol):
@@ -71,8 +112,8 @@ class RolloutEngine(Protocol):
         """End all running requests with `finish_reason="abort"` and their partial output."""
         ...
 
-    async def load_weights(self, weights: WeightsFile) -> PublishReport:
-        """Replace the weights in place and drop every cached prefix."""
+    async def load_weights(self, update: WeightsUpdate) -> PublishReport:
+        """Replace the weights in place, as they come, and drop every cached prefix."""
         ...
 
     async def sleep(self, level: int) -> None:
@@ -118,8 +159,16 @@ class Learner(Protocol):
         """Ask a running `update` to give up before its first optimizer step."""
         ...
 
-    def write_weights(self, path: str, version: int) -> WeightsFile | None:
-        """All ranks gather, rank 0 writes and answers."""
+    def offer_weights(self, plan: PublicationPlan) -> WeightsUpdate | None:
+        """Prepare a publication; rank 0 answers what engines must know to take it."""
+        ...
+
+    def send_weights(self) -> SentWeights | None:
+        """Send what was offered: all ranks gather, rank 0 sends and answers."""
+        ...
+
+    def abort_publication(self) -> None:
+        """Have a running `send_weights` give up."""
         ...
 
     def hold(self, *, copy: bool, export: bool) -> None:

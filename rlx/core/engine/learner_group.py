@@ -11,7 +11,13 @@ import numpy as np
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.batches import take
-from rlx.core.engine.interfaces import FileMarks, UpdateResult, WeightsFile
+from rlx.core.engine.interfaces import (
+    FileMarks,
+    PublicationPlan,
+    SentWeights,
+    UpdateResult,
+    WeightsUpdate,
+)
 from rlx.core.engine.runtime import Worker
 from rlx.core.engine.shares import batch_shares
 from rlx.core.engine.together import together
@@ -98,8 +104,14 @@ class LearnerGroup:
     async def abort(self) -> None:
         await asyncio.gather(*(worker.now("abort") for worker in self._workers))
 
-    async def write_weights(self, path: str, version: int) -> WeightsFile:
-        return (await self._all("write_weights", path, version))[0]
+    async def offer_weights(self, plan: PublicationPlan) -> WeightsUpdate:
+        return (await self._all("offer_weights", plan))[0]
+
+    async def send_weights(self) -> SentWeights:
+        return (await self._all("send_weights"))[0]
+
+    async def abort_publication(self) -> None:
+        await asyncio.gather(*(worker.now("abort_publication") for worker in self._workers))
 
     async def hold(self, *, copy: bool, export: bool) -> None:
         """All ranks take hold of their state in memory."""

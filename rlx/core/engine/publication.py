@@ -1,81 +1,114 @@
-"""Gives a learner's new weights to the rollout engines: a safetensors file in shared memory.
-
-The file stays until the next one is taken, for an engine that has to be started anew.
-"""
+"""Gives a learner's new weights to the rollout engines, and checks that they got them."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import shutil
-import tempfile
+import asyncio
+import contextlib
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
-import psutil
-
+from rlx.core.config import PublicationConfig
 from rlx.core.engine.engines import RolloutEngines
+from rlx.core.engine.interfaces import PublicationPlan, PublishReport, SentWeights, WeightsUpdate
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.errors import EngineError
 
-_PREFIX = "rlx-weights-"
+_MIB = 2**20
+_LAST_WORDS = 10.0
+"""Seconds that the other side has to notice that one side failed."""
 
 
 class Publisher:
-    """Writes, hands over, compares checksums, removes. One host; the file never touches a disk.
+    """One publication after the other, to the same engines.
+
+    The first sends all weights. Later ones leave out what training does not change.
 
     Args:
-        keep: leave the weights published last where they are.
+        transport: as `publication_transport` chose it.
+        receivers: worker processes of all engines together.
     """
 
-    def __init__(self, *, keep: bool = False) -> None:
-        root = shared_memory_root()
-        remove_stale(root)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
-        self._numbers = itertools.count()  # a version may be published again, after a rollback
-        self._keep = keep
-        self._kept: Path | None = None
+    def __init__(self, settings: PublicationConfig, *, transport: str, receivers: int) -> None:
+        self._bucket = settings.bucket_mib * _MIB
+        self._transport = transport
+        self._receivers = receivers
+        self._published: int | None = None
         self._metrics: dict[str, float] = {}
 
     async def publish(
         self, learner: LearnerGroup, engines: RolloutEngines, *, version: int
     ) -> None:
-        """Replace the engines' weights by the learner's; raises `EngineError` when they differ."""
-        path = self._folder / f"policy-{version}-{next(self._numbers)}.safetensors"
+        """Replace the engines' weights by the learner's.
+
+        Raises:
+            EngineError: the learner or an engine failed, or an engine received other weights than
+                the learner sent. Engines that have taken a part of them take no request any more.
+        """
+        base, self._published = self._published, None
+        plan = PublicationPlan(
+            version=version,
+            base=base,
+            transport=self._transport,
+            receivers=self._receivers,
+            bucket=self._bucket,
+        )
+        update = await learner.offer_weights(plan)
+        sent, reports = await self._transfer(learner, engines, update)
+        _compare(sent, reports)
+        self._published = version
+        seconds = max(*(report.seconds for report in reports), 1e-9)
+        self._metrics = {
+            "publish/seconds": seconds,
+            "publish/gib": sent.bytes / 2**30,
+            "publish/gib_per_s": sent.bytes / 2**30 / seconds,
+        }
+
+    async def _transfer(
+        self, learner: LearnerGroup, engines: RolloutEngines, update: WeightsUpdate
+    ) -> tuple[SentWeights, list[PublishReport]]:
+        if update.link.transport == "ipc":
+            # The engines read the learner's own memory; it lets go of it afterwards.
+            reports = await engines.load_weights(update)
+            return await learner.send_weights(), reports
+        sending = asyncio.ensure_future(learner.send_weights())
+        loading = asyncio.ensure_future(engines.load_weights(update))
         try:
-            written = await learner.write_weights(str(path), version)
-            reports = await engines.load_weights(written)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        old, self._kept = (self._kept, path) if self._keep else (path, None)
-        if old is not None:
-            old.unlink(missing_ok=True)
-        for number, report in enumerate(reports):
-            if report.checksum != written.checksum:
-                raise EngineError(
-                    f"publication of version {version}: engine {number} received other weights "
-                    f"than the learner wrote (checksum {report.checksum} instead of "
-                    f"{written.checksum})"
-                )
-        seconds = written.seconds + max(report.seconds for report in reports)
-        self._metrics = {"publish/gib_per_s": written.bytes / 2**30 / max(seconds, 1e-9)}
+            await _both(sending, loading, learner)
+        finally:
+            sending.cancel()
+            loading.cancel()
+        return sending.result(), loading.result()
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
 
-    def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+async def _both(
+    sending: asyncio.Future[Any], loading: asyncio.Future[Any], learner: LearnerGroup
+) -> None:
+    """Wait until both are done; when one fails, end the other and raise the first one's error."""
+    _, running = await asyncio.wait({sending, loading}, return_when=asyncio.FIRST_EXCEPTION)
+    given_up = sending in running
+    if given_up:
+        with contextlib.suppress(EngineError):  # it may be gone
+            await learner.abort_publication()
+    if running:
+        await asyncio.wait(running, timeout=_LAST_WORDS)
+    # What the learner says is why engines fail, unless it was told to give up.
+    tasks = [loading] if given_up else [sending, loading]
+    errors = [error for task in tasks if task.done() and (error := task.exception())]
+    if not errors:
+        return
+    for other in errors[1:]:
+        errors[0].add_note(f"Then the engines: {other}")
+    raise errors[0]
 
 
-def shared_memory_root() -> Path:
-    shm = Path("/dev/shm")
-    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def remove_stale(root: Path) -> None:
-    """Remove what killed runs left in shared memory (their process is gone)."""
-    for folder in root.glob(f"{_PREFIX}*-*"):
-        owner = folder.name.removeprefix(_PREFIX).split("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
+def _compare(sent: SentWeights, reports: list[PublishReport]) -> None:
+    for number, report in enumerate(reports):
+        if (report.version, report.checksum) != (sent.version, sent.checksum):
+            raise EngineError(
+                f"publication of version {sent.version}: engine {number} has other weights than "
+                f"the learner sent (version {report.version}, checksum {report.checksum} instead "
+                f"of {sent.checksum})"
+            )

@@ -103,12 +103,21 @@ class RayPlacement:
         if spec.role == "rollout" and self._sleeps:
             # While the learner trains, an engine that runs ahead generates.
             kwargs["sleeps"] = spec.kwargs["settings"].max_staleness == 0
+        if kwargs.get("transport") == "auto":
+            kwargs["transport"] = self._transport(spec)
         env = dict(spec.env)
         if self._hides:
             seat = self._layout.seats.get(spec.name)
             own = [self._spot(spec.name).gpus[number] for number in seat.gpus] if seat else []
             env[VISIBLE] = ",".join(own)
         return dataclasses.replace(spec, kwargs=kwargs, env=env)
+
+    def _transport(self, spec: WorkerSpec) -> str:
+        """How an engine's weights come: vLLM's ways where GPUs are; else the learner chooses, when
+        it knows where everybody is."""
+        if not self._layout.gpus or spec.kwargs["settings"].engine != "vllm":
+            return "auto"
+        return "ipc" if "learner" in self._layout.sharing("engines") else "nccl"
 
     def options(self, spec: WorkerSpec) -> Mapping[str, Any]:
         """Options of the actor: its bundle, if it has one."""

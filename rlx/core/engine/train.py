@@ -63,6 +63,7 @@ class _Parts:
     critic: Critic | None
     engines: RolloutEngines | None
     """None: the rollouts are recorded ones."""
+    publisher: Publisher | NoPublisher
     rewards: RewardRunner
 
 
@@ -80,15 +81,6 @@ class _Session(Session):
         self._plan = plan
 
     async def _work(self, run: Run) -> str:
-        config = self._config
-        keep = config.runtime.kind == "ray" and config.faults.engine_restarts > 0
-        publisher = Publisher(keep=keep) if config.replay is None else NoPublisher()
-        try:
-            return await self._train(run, publisher)
-        finally:
-            publisher.close()
-
-    async def _train(self, run: Run, publisher: Publisher | NoPublisher) -> str:
         parts = await self._start_workers()
         self._write_manifest(self._crew.facts)
         plan, config = self._plan, self._config
@@ -102,7 +94,7 @@ class _Session(Session):
             reference=parts.reference,
             critic=parts.critic,
             engine=parts.engines or NoEngine(),
-            publisher=publisher,
+            publisher=parts.publisher,
             reporter=self._reporter,
             monitor=self._monitor(parts),
             plugins=plan.plugins,
@@ -216,6 +208,7 @@ class _Session(Session):
             reference=reference,
             critic=critic,
             engines=None if replayed else self._engines(engine_specs, started),
+            publisher=NoPublisher() if replayed else self._publisher(engine_specs),
             rewards=self._crew.reward_runner(reward_specs, started),
         )
 
@@ -235,6 +228,13 @@ class _Session(Session):
         crew = self._crew
         return workers.rollout_engines(
             self._config, crew.settled(specs), started, renew=crew.engine_renewal()
+        )
+
+    def _publisher(self, specs: list[WorkerSpec]) -> Publisher:
+        return Publisher(
+            self._config.publication,
+            transport=self._crew.settled(specs)[0].kwargs["transport"],
+            receivers=workers.receivers(self._config),
         )
 
     def _engine_specs(self) -> list[WorkerSpec]:

@@ -58,12 +58,19 @@ def engine_specs(
                 "dtype": dtype,
                 "seed": config.seed,
                 "threads": threads,
+                "transport": config.publication.transport,
             },
             env=_thread_env(threads),
             gpus=config.rollout.tensor_parallel,
         )
         for number in range(engines)
     ]
+
+
+def receivers(config: RunConfig) -> int:
+    """Processes that receive weights: the workers of all engines."""
+    vllm = config.rollout.engine == "vllm"
+    return config.rollout.engines * (config.rollout.tensor_parallel if vllm else 1)
 
 
 def rollout_engines(

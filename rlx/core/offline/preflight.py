@@ -61,7 +61,7 @@ def check_offline_output(
     complaints = list(folder_complaints(config.output, steps=config.steps, resume=resume))
     findings = [error(what, "output", fix) for what, fix in complaints]
     findings += resumed_complaints(config) if resume else []
-    findings += check_place(config, info, critic=False, publishes=False)
+    findings += check_place(config, info, critic=False)
     findings += warmup_findings(config.learner.warmup_steps, config.steps)
     return raise_errors(findings, origins or {})
 

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.interfaces import FileMarks, UpdateResult, WeightsFile
+from rlx.core.engine.interfaces import (
+    FileMarks,
+    PublicationPlan,
+    SentWeights,
+    UpdateResult,
+    WeightsUpdate,
+)
 from rlx.core.engine.learner.distributed import gather, local_device
 from rlx.core.engine.learner.gradients import (
     FiniteCheck,
@@ -23,8 +29,9 @@ from rlx.core.engine.learner.gradients import (
 from rlx.core.engine.learner.model import Loaded, PackedPolicy, load_policy
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
+from rlx.core.engine.learner.publishing import Publishing
 from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training
-from rlx.core.engine.learner.weights_file import export_adapter, export_model, write_weights
+from rlx.core.engine.learner.weights_file import export_adapter, export_model
 from rlx.core.errors import EngineError
 from rlx.core.objective import ObjectiveSettings, policy_objective
 from rlx.core.references import Bound, ComponentRef
@@ -55,6 +62,7 @@ class PolicyLearner:
         self._objective = objective
         self._loss_ref, self._correction_ref = loss, correction
         self._temperature = temperature
+        self._publishing: Publishing | None = None
         self._training = Training(
             settings,
             seat=Seat(
@@ -145,9 +153,18 @@ class PolicyLearner:
     def abort(self) -> None:
         self._training.abort()
 
-    def write_weights(self, path: str, version: int) -> WeightsFile | None:
-        writer = self._training.seat.rank == 0
-        return write_weights(self._training.model, path, version, writer=writer)
+    def offer_weights(self, plan: PublicationPlan) -> WeightsUpdate | None:
+        if self._publishing is None:
+            self._publishing = Publishing(self._training.model, rank=self._training.seat.rank)
+        return self._publishing.offer(plan)
+
+    def send_weights(self) -> SentWeights | None:
+        assert self._publishing is not None
+        return self._publishing.send()
+
+    def abort_publication(self) -> None:
+        if self._publishing is not None:
+            self._publishing.abort()
 
     def hold(self, *, copy: bool, export: bool) -> None:
         components = {"loss": self._loss.state_dict(), "correction": self._correction.state_dict()}
@@ -166,6 +183,8 @@ class PolicyLearner:
         write(self._training.model, self._source, folder, writer=self._training.seat.rank == 0)
 
     def stop(self) -> None:
+        if self._publishing is not None:
+            self._publishing.close()
         self._training.stop()
 
 

@@ -45,6 +45,8 @@ class WholeWeight:
     """In the model without adapters."""
     parameters: tuple[nn.Parameter, ...]
     """What it is computed from, which must be whole then."""
+    base: nn.Parameter
+    """One of them, of its shape and dtype."""
     compute: Callable[[], Tensor]
     frozen: bool
     """It is what the model started with."""
@@ -173,6 +175,7 @@ class Adapter:
                 yield WholeWeight(
                     name=plain,
                     parameters=tuple(layer.parameters()),
+                    base=parameter,
                     compute=functools.partial(merged, layer),
                     frozen=False,
                 )
@@ -180,6 +183,7 @@ class Adapter:
             yield WholeWeight(
                 name=plain,
                 parameters=(parameter,),
+                base=parameter,
                 compute=functools.partial(dequantized, parameter),
                 frozen=not saved,
             )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.learner.lora import Adapter
+from rlx.core.engine.learner.lora import Adapter, WholeWeight
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.errors import NonFiniteError, UsageError
 
@@ -113,6 +113,16 @@ class ShardedModel:
         """Bring back what `sleep` moved."""
         self._engine.reload_states()
 
+    @property
+    def gathers(self) -> bool:
+        """Whether `whole_parameters` puts tensors together from the ranks' parts, one at a time."""
+        return self.stage == 3
+
+    @property
+    def renews_some(self) -> bool:
+        """Whether training leaves tensors alone that an engine may have and keep."""
+        return self.adapter is not None and self.adapter.renews_some
+
     def whole_parameters(self, *, renewed: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the model's parameters, tied ones once. All ranks iterate.
 
@@ -122,13 +132,24 @@ class ShardedModel:
             renewed: leave out what is known to be as the model started.
         """
         if self.adapter is not None:
-            adapter = self.adapter
-            weights = adapter.renewed_weights() if renewed else adapter.whole_weights()
-            for weight in weights:
+            for weight in self._adapted(self.adapter, renewed=renewed):
                 with self._gathered(weight.parameters):
                     yield weight.name, weight.compute()
             return
         yield from self._each(self.module.model.named_parameters())
+
+    def described_parameters(self, *, renewed: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """What `whole_parameters` yields, as tensors without data (on torch's meta device)."""
+        if self.adapter is not None:
+            for weight in self._adapted(self.adapter, renewed=renewed):
+                yield weight.name, _described(weight.base)
+            return
+        for name, parameter in self.module.model.named_parameters():
+            yield name, _described(parameter)
+
+    @staticmethod
+    def _adapted(adapter: Adapter, *, renewed: bool) -> Iterator[WholeWeight]:
+        return adapter.renewed_weights() if renewed else adapter.whole_weights()
 
     def adapter_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of what is trained beside frozen weights; as above."""
@@ -160,6 +181,13 @@ class ShardedModel:
     def engine(self) -> Any:
         """DeepSpeed's own object, for checkpoints."""
         return self._engine
+
+
+def _described(parameter: nn.Parameter) -> Tensor:
+    """Shape and dtype of the whole of it; a rank may hold a part, or 4 bits a value."""
+    quantised = getattr(parameter, "quant_state", None) or parameter
+    shape = getattr(parameter, "ds_shape", quantised.shape)
+    return torch.empty(shape, dtype=quantised.dtype, device="meta")
 
 
 def _import_deepspeed() -> Any:

@@ -1,10 +1,9 @@
-"""The policy's weights as files: safetensors for engines, a Hugging Face folder for users."""
+"""The trained model as files: a Hugging Face folder of it, or of its adapter."""
 
 from __future__ import annotations
 
 import copy
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlx.core.engine.interfaces import WeightsFile
 from rlx.core.engine.learner.sharded import ShardedModel
-from rlx.core.engine.weights import checksum
 
 _NOT_OURS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 _WRITTEN = ("config.json", "generation_config.json", "model.safetensors.index.json")
-
-
-def whole_weights(policy: ShardedModel, *, keep: bool, renewed: bool = False) -> dict[str, Tensor]:
-    """The model's parameters under their Hugging Face names. All ranks call it.
-
-    Args:
-        keep: false on ranks that only take part in the gathering; they get an empty dict.
-        renewed: leave out what is known to be as the model started.
-    """
-    from transformers.core_model_loading import revert_weight_conversion
-
-    weights = _kept(policy, policy.whole_parameters(renewed=renewed), keep=keep)
-    return dict(revert_weight_conversion(policy.module.model, weights)) if keep else {}
 
 
 def _kept(
@@ -45,35 +29,6 @@ def _kept(
             # What ZeRO-3 gathered goes away again.
             weights[name] = tensor.clone() if policy.stage == 3 else tensor
     return weights
-
-
-def write_weights(
-    policy: ShardedModel, path: str, version: int, *, writer: bool
-) -> WeightsFile | None:
-    """Gather the weights and, on the `writer`, write them so that `path` is whole or absent."""
-    from safetensors.torch import save_file
-
-    started = time.perf_counter()
-    partial = policy.adapter is not None and policy.adapter.renews_some
-    weights = whole_weights(policy, keep=writer, renewed=partial)
-    if not writer:
-        return None
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(target.name + ".partial")
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
-        aside.rename(target)
-    finally:
-        aside.unlink(missing_ok=True)
-    return WeightsFile(
-        path=str(target),
-        version=version,
-        bytes=target.stat().st_size,
-        checksum=checksum(weights.items()),
-        seconds=time.perf_counter() - started,
-        partial=partial,
-    )
 
 
 def export_model(policy: ShardedModel, source: str, folder: str, *, writer: bool) -> None:

@@ -18,10 +18,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsUpdate
 from rlx.core.engine.pulse import beat
 from rlx.core.engine.rollout.core import EngineCore, Finished, Key
 from rlx.core.engine.rollout.stats import EngineStats
+from rlx.core.engine.transfer.errors import LearnerLostError
 from rlx.core.errors import EngineError, WorkerLostError
 
 T = TypeVar("T")
@@ -97,13 +98,15 @@ class AsyncEngine:
         """End all running requests; their callers get the partial output."""
         await self._ask(self._abort_all)
 
-    async def load_weights(self, weights: WeightsFile) -> PublishReport:
-        """Replace the weights between two steps.
+    async def load_weights(self, update: WeightsUpdate) -> PublishReport:
+        """Replace the weights between two steps; nothing is sampled until all of them are there.
 
         Raises:
-            EngineError: the file does not fit; the old weights stay.
+            WorkerLostError: what came does not fit or is damaged; the engine is of no use any more.
+            EngineError: the learner gave up in the middle. The engine takes no request any more,
+                but it is not to blame.
         """
-        return await self._ask(lambda: self._core.load_weights(weights))
+        return await self._ask(lambda: self._load_weights(update))
 
     async def sleep(self, level: int) -> None:
         """Give device memory up until the next `load_weights`.
@@ -210,6 +213,16 @@ class AsyncEngine:
             by_call.setdefault(call, []).append(generation)
         for call, generations in by_call.items():
             call.reply(generations)
+
+    def _load_weights(self, update: WeightsUpdate) -> PublishReport:
+        try:
+            return self._core.load_weights(update)
+        except LearnerLostError as error:
+            failure = EngineError(
+                f"{self._name} did not get the weights of version {update.version}: {error}"
+            )
+            self._fail(failure)
+            raise failure from error
 
     def _sleep(self, level: int) -> None:
         if self._calls:

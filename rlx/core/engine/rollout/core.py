@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsUpdate
 from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.errors import EngineError
 
@@ -44,8 +44,8 @@ class EngineCore(Protocol):
         """End these requests with their partial output."""
         ...
 
-    def load_weights(self, weights: WeightsFile) -> PublishReport:
-        """Replace the weights; an engine that sleeps wakes up."""
+    def load_weights(self, update: WeightsUpdate) -> PublishReport:
+        """Take the weights that a learner sends; an engine that sleeps wakes up."""
         ...
 
     def sleep(self, level: int) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsUpdate
 from rlx.core.engine.rollout.core import (
     Finished,
     Key,
@@ -28,8 +27,8 @@ from rlx.core.engine.rollout.core import (
 )
 from rlx.core.engine.rollout.sampling import processed_logprobs, sample
 from rlx.core.engine.rollout.stats import EngineStats
-from rlx.core.engine.weights import open_weights
-from rlx.core.errors import EngineError
+from rlx.core.engine.rollout.transformers_weights import load_weights, without_zero3
+from rlx.core.engine.transfer.receiver import Receiver
 from rlx.core.rollouts import FinishReason
 
 PREFILL_TOKENS = 2**16
@@ -54,6 +53,9 @@ class TransformersCore:
         self._device = "cpu"
         self._end_tokens: tuple[int, ...] = ()
         self._version = 0
+        self._published: int | None = None
+        """Version of the weights that a learner sent last; None: those of the start, or none."""
+        self._receiver: Receiver | None = None
         self._waiting: deque[_Row] = deque()
         self._batch: _Batch | None = None
         self._stats = EngineStats()
@@ -63,7 +65,7 @@ class TransformersCore:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(self._threads)
-        with _without_zero3():
+        with without_zero3():
             model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
@@ -129,22 +131,28 @@ class TransformersCore:
         return ended
 
     @torch.no_grad()
-    def load_weights(self, weights: WeightsFile) -> PublishReport:
+    def load_weights(self, update: WeightsUpdate) -> PublishReport:
         started = time.perf_counter()
         self._model.to(self._device)
-        with open_weights(weights) as tensors:
-            _copy_weights(self._model, tensors, partial=weights.partial)
+        if self._receiver is None or self._receiver.link.key != update.link.key:
+            self._receiver = Receiver(update.link)
+        complete = self._needs_all(update)
+        buckets = self._receiver.buckets(update.number, complete=complete)
+        load_weights(self._model, buckets, whole=complete)
         for _, _, stretches in self._waiting:
-            stretches.replaced(weights.version, 0)
+            stretches.replaced(update.version, 0)
         if self._batch is not None:
-            self._batch.replaced(weights.version)
-        self._version = weights.version
+            self._batch.replaced(update.version)
+        self._version = self._published = update.version
+        received = self._receiver.received
         return PublishReport(
-            version=weights.version,
-            seconds=time.perf_counter() - started,
-            bytes=weights.bytes,
-            checksum=weights.checksum,
+            version=update.version,
+            seconds=time.perf_counter() - started - received.waited,
+            checksum=received.checksum,
         )
+
+    def _needs_all(self, update: WeightsUpdate) -> bool:
+        return update.base is None or update.base != self._published
 
     def sleep(self, level: int) -> None:
         """Move the weights to the host, whatever the level: copies are what is loaded into."""
@@ -156,6 +164,8 @@ class TransformersCore:
     def stop(self) -> None:
         self._model = self._batch = None
         self._waiting.clear()
+        if self._receiver is not None:
+            self._receiver.close()
 
 
 class _Batch:
@@ -318,55 +328,3 @@ def _stop_table(stops: Sequence[Sequence[int]]) -> torch.Tensor:
     """Stop tokens [B, most of a row], filled up with −1, which is no token."""
     width = max([len(row) for row in stops] + [1])
     return torch.tensor([[*row, *[-1] * (width - len(row))] for row in stops])
-
-
-def _copy_weights(model: Any, tensors: Mapping[str, torch.Tensor], *, partial: bool) -> None:
-    """Copy into the model in place, after checking that all names and shapes fit.
-
-    `state_dict` names tied tensors more than once; one of the names is enough.
-    """
-    state = model.state_dict(keep_vars=True)
-    if any(name not in state for name in tensors):
-        tensors = _converted(model, tensors)
-    reached = {state[name].data_ptr() for name in tensors}
-    missing = [name for name, value in state.items() if value.data_ptr() not in reached]
-    _refuse("lack", [] if partial else missing)
-    _refuse(
-        "have the wrong shape for",
-        [name for name, tensor in tensors.items() if state[name].shape != tensor.shape],
-    )
-    for name, tensor in tensors.items():
-        state[name].copy_(tensor)
-
-
-def _converted(model: Any, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Weights under the model's own names, from checkpoint names (which split experts, say)."""
-    with _without_zero3():
-        loaded, report = type(model).from_pretrained(
-            None,
-            config=model.config,
-            state_dict=dict(tensors),
-            dtype=model.dtype,
-            output_loading_info=True,
-        )
-    _refuse("have unknown tensors:", report["unexpected_keys"])
-    _refuse("lack", report["missing_keys"])
-    return loaded.state_dict()
-
-
-def _refuse(problem: str, names: Collection[str]) -> None:
-    if names:
-        raise EngineError(f"the published weights {problem} {', '.join(sorted(names)[:5])}")
-
-
-@contextmanager
-def _without_zero3() -> Iterator[None]:
-    """Load whole weights even while a ZeRO-3 learner in this process has its configuration set."""
-    from transformers.integrations import deepspeed
-
-    reference = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = reference

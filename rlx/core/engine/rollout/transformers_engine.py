@@ -20,8 +20,10 @@ class TransformersEngine(AsyncEngine):
         seed: int = 0,
         threads: int = 1,
         sleeps: bool = False,
+        transport: str = "auto",
     ) -> None:
-        del seed, sleeps  # requests bring their own; it needs no preparation to sleep
+        # Requests bring their own seeds; it needs no preparation to sleep, or for new weights.
+        del seed, sleeps, transport
         core = TransformersCore(
             model=model,
             max_running=settings.max_running,

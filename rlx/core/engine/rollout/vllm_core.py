@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlx.core.config import RolloutConfig
-from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsFile
+from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsUpdate
 from rlx.core.engine.rollout.core import (
     Finished,
     Key,
@@ -28,6 +28,7 @@ from rlx.core.engine.rollout.vllm_process import (
     vllm_environment,
 )
 from rlx.core.engine.rollout.vllm_stats import SchedulerReader
+from rlx.core.engine.rollout.vllm_updates import BACKEND, OWN_BACKENDS, VllmUpdates
 from rlx.core.errors import EngineError
 from rlx.core.sizes import KV_BLOCK
 
@@ -55,6 +56,7 @@ class VllmCore:
         seed: int,
         threads: int,
         sleeps: bool = False,
+        transport: str = "auto",
     ) -> None:
         self._model = model
         self._settings = settings
@@ -64,10 +66,14 @@ class VllmCore:
         self._threads = threads
         self._sleeps = sleeps
         self._asleep = False
+        self._transport = transport
         self._engine: Any = None
+        self._updates: VllmUpdates | None = None
         self._end_tokens: tuple[int, ...] = ()
         self._vocabulary = 0
         self._version = 0
+        self._published: int | None = None
+        """Version of the weights that a learner sent last; None: those of the start, or none."""
         self._running: dict[Key, _Running] = {}
 
     def start(self) -> Mapping[str, Any]:
@@ -97,6 +103,7 @@ class VllmCore:
         """Arguments of `EngineArgs`."""
         import torch
         from transformers import AutoConfig
+        from vllm.config import WeightTransferConfig
 
         settings = self._settings
         config = AutoConfig.from_pretrained(self._model)
@@ -120,6 +127,9 @@ class VllmCore:
             "generation_config": "vllm",
             "skip_tokenizer_init": True,
             "worker_extension_cls": EXTENSION,
+            "weight_transfer_config": WeightTransferConfig(
+                backend=self._transport if self._transport in OWN_BACKENDS else BACKEND
+            ),
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
@@ -213,30 +223,38 @@ class VllmCore:
         )
         return key, generation
 
-    def load_weights(self, weights: WeightsFile) -> PublishReport:
+    def load_weights(self, update: WeightsUpdate) -> PublishReport:
         started = time.perf_counter()
+        if self._updates is None:
+            self._updates = VllmUpdates(
+                self._engine.engine_core, workers=self._settings.tensor_parallel
+            )
         if self._asleep:
             self._engine.wake_up(["weights"])
-        self._engine.engine_core.collective_rpc("rlx_load_weights", args=(weights,))
+        received = self._updates.take(update, complete=self._needs_all(update))
         if self._asleep:
             self._engine.wake_up(["kv_cache"])
             self._asleep = False
         self.forget()
         for key, running in self._running.items():
             sampled = self._state(key).detokenizer.num_output_tokens()
-            running.stretches.replaced(weights.version, sampled)
-        self._version = weights.version
+            running.stretches.replaced(update.version, sampled)
+        self._version = self._published = update.version
         return PublishReport(
-            version=weights.version,
-            seconds=time.perf_counter() - started,
-            bytes=weights.bytes,
-            checksum=weights.checksum,
+            version=update.version,
+            seconds=time.perf_counter() - started - received.waited,
+            checksum=received.checksum,
         )
+
+    def _needs_all(self, update: WeightsUpdate) -> bool:
+        return update.base is None or update.base != self._published
 
     def sleep(self, level: int) -> None:
         if self._sleeps and not self._asleep:
             self._engine.sleep(level)
             self._asleep = True
+            if level > 1:
+                self._published = None
 
     def take_stats(self) -> EngineStats:
         return self._scheduler.take()

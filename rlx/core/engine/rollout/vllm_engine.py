@@ -17,6 +17,7 @@ class VllmEngine(AsyncEngine):
         dtype: of weights and KV cache; `auto` is the checkpoint's.
         seed: of vLLM's own generators; requests bring their own seeds.
         threads: CPU threads.
+        transport: how weights come: `nccl`, `ipc`, or anything else, which is rlx's own way.
         sleeps: it will be asked to give up its GPU's memory (`sleep`).
     """
 
@@ -30,6 +31,7 @@ class VllmEngine(AsyncEngine):
         seed: int = 0,
         threads: int = 1,
         sleeps: bool = False,
+        transport: str = "auto",
     ) -> None:
         core = VllmCore(
             model=model,
@@ -39,5 +41,6 @@ class VllmEngine(AsyncEngine):
             seed=seed,
             threads=threads,
             sleeps=sleeps,
+            transport=transport,
         )
         super().__init__(core, name="vllm")

@@ -1,18 +1,15 @@
-"""What rlx adds to a vLLM worker (`worker_extension_cls`): new weights in place, and a watchdog."""
+"""What rlx adds to a vLLM worker (`worker_extension_cls`): a way for weights, and a watchdog."""
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from rlx.core.engine.interfaces import WeightsFile
 from rlx.core.engine.rollout.sampling import draw
-from rlx.core.engine.weights import open_weights
+from rlx.core.engine.rollout.vllm_updates import BACKEND
+from rlx.core.engine.transfer.receiver import Received
 
 OWNER_VARIABLE = "RLX_ENGINE_PID"
 """Names the process that owns the engine; with tensor parallelism workers are its children."""
@@ -21,84 +18,12 @@ OWNER_VARIABLE = "RLX_ENGINE_PID"
 class WorkerExtension:
     """Methods for `collective_rpc`; vLLM mixes them into its worker class."""
 
-    model_runner: Any
-    model_config: Any
+    weight_transfer_engine: Any
 
-    def rlx_load_weights(self, weights: WeightsFile) -> None:
-        """Replace the weights in place.
-
-        Raises:
-            EngineError: the file is missing or damaged; the old weights stay. Any other error, a
-                tensor of the wrong name or shape among them, leaves the model unusable.
-        """
-        from vllm.model_executor.model_loader.reload import (
-            finalize_layerwise_reload,
-            initialize_layerwise_reload,
-        )
-
-        model = self.model_runner.get_model()
-        with open_weights(weights) as tensors, _quiet_about_gaps(weights.partial):
-            if not weights.partial:
-                unpack_experts(model)
-            initialize_layerwise_reload(model)
-            loaded = model.load_weights(iter(tensors.items()))
-            finalize_layerwise_reload(model, self.model_config)
-        repack_tied_heads(model)
-        missing = missing_parameters(model, self.model_config.hf_config, loaded)
-        if missing and not weights.partial:
-            raise RuntimeError(f"the published weights lack {', '.join(missing[:5])}")
-
-
-def missing_parameters(model: Any, config: Any, loaded: set[str] | None) -> list[str]:
-    """Parameters that a publication left at their old values."""
-    tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
-    names = {name for name, _ in model.named_parameters()} - (loaded or set())
-    return sorted(name for name in names if not (tied and "lm_head" in name))
-
-
-@contextmanager
-def _quiet_about_gaps(partial: bool) -> Iterator[None]:
-    """vLLM warns of every layer that keeps its weights, which a partial publication means."""
-    log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-    level = log.level
-    if partial:
-        log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-def unpack_experts(model: Any) -> None:
-    """Make vLLM's CPU backend pack the experts of a mixture again when new ones arrive.
-
-    Once a layer has a kernel, a reload skips the packing and copies plain weights into packed
-    storage: log-probs off by several units, without any error.
-    """
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    for module in model.modules():
-        method: Any = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
-
-
-def repack_tied_heads(model: Any) -> None:
-    """Refresh the packed copy that vLLM's CPU backend keeps of the output head.
-
-    A reload does not touch the head of a model with tied embeddings, and its packed copy would
-    keep the old weights: log-probs off by some hundredths, without any error.
-    """
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
+    def rlx_received(self) -> Received:
+        """About the weights that came last."""
+        received: Received = self.weight_transfer_engine.received
+        return received
 
 
 def _watch(owner: int) -> None:
@@ -167,6 +92,17 @@ def _draw_by_inversion() -> None:
     sampler.forward_cpu = forward_cpu
 
 
+def _register_backend() -> None:
+    """Make rlx's buckets known to vLLM, which looks for the backend after it imported this."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "rlx.core.engine.rollout.vllm_receiver", "BucketsEngine"
+        )
+
+
 _start_watchdog()
 _skip_ranks()
 _draw_by_inversion()
+_register_backend()
