@@ -33,11 +33,13 @@ class ObjectStore:
 
 def _stub() -> Any:
     """A connection to any raylet, which asks all others."""
+    import ray
     from ray._private.grpc_utils import init_grpc_channel
     from ray._private.internal_api import get_state_from_address
     from ray.core.generated import node_manager_pb2_grpc
 
-    table = get_state_from_address().node_table()
+    # This run's own Ray, whichever others there are on the machine.
+    table = get_state_from_address(ray.get_runtime_context().gcs_address).node_table()
     node = next(node for node in table if node["Alive"])
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     return node_manager_pb2_grpc.NodeManagerServiceStub(init_grpc_channel(address))
