@@ -18,6 +18,7 @@ import collections
 import dataclasses
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -189,6 +190,7 @@ def measure(
         _wait(local_device())
         times.append(time.perf_counter() - start)
     assert result is not None
+    peak = _peak_gib(local_device())
     if profiled:
         _profile(lambda: learner.update([batch], step=steps + 1))
     body, head = _products(config)
@@ -205,8 +207,17 @@ def measure(
         "first": times[0],
         "tflop": flop / 1e12,
         "peak_tflops": rate / 1e12,
-        "gib": result.metrics["memory/learner_gib"],
+        "gib": peak,
     }
+
+
+def _peak_gib(device: Any) -> float:
+    """Most memory so far: of the accelerator, else of this process."""
+    import torch
+
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated() / 2**30)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def _products(config: Any) -> tuple[list[tuple[int, int]], tuple[int, int]]:
