@@ -23,7 +23,7 @@ from rlx.core.engine.transfer import receiver as receiver_module
 from rlx.core.engine.transfer import sender as sender_module
 from rlx.core.engine.transfer.buckets import Contents, Filling, opened
 from rlx.core.engine.transfer.errors import LearnerLostError, TransferError
-from rlx.core.engine.transfer.place import here, shared_memory_root
+from rlx.core.engine.transfer.place import here, remove_left, shared_memory_root
 from rlx.core.engine.transfer.receiver import Receiver
 from rlx.core.engine.transfer.sender import Sender, remove_stale
 
@@ -157,8 +157,9 @@ def test_memory_is_one_file_that_every_publication_uses() -> None:
     assert buckets == [4] * 30
     (file,) = set(root.glob("rlx-buckets-*")) - before
     assert file.stat().st_size == 40 * 16 * KIB
-    sender.close()
+    remove_left(link_of(sender).key)
     assert set(root.glob("rlx-buckets-*")) == before
+    sender.close()
 
 
 def test_a_later_receiver_finds_all_weights_of_the_last_publication() -> None:

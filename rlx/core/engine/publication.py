@@ -11,6 +11,7 @@ from rlx.core.config import PublicationConfig
 from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.interfaces import PublicationPlan, PublishReport, SentWeights, WeightsUpdate
 from rlx.core.engine.learner_group import LearnerGroup
+from rlx.core.engine.transfer.place import remove_left
 from rlx.core.errors import EngineError
 
 _MIB = 2**20
@@ -34,6 +35,7 @@ class Publisher:
         self._receivers = receivers
         self._published: int | None = None
         self._metrics: dict[str, float] = {}
+        self._links: set[str] = set()
 
     async def publish(
         self, learner: LearnerGroup, engines: RolloutEngines, *, version: int
@@ -53,6 +55,7 @@ class Publisher:
             bucket=self._bucket,
         )
         update = await learner.offer_weights(plan)
+        self._links.add(update.link.key)
         sent, reports = await self._transfer(learner, engines, update)
         _compare(sent, reports)
         self._published = version
@@ -81,6 +84,11 @@ class Publisher:
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
+
+    def close(self) -> None:
+        """Remove what learners leave in shared memory: they are killed, not stopped."""
+        for key in self._links:
+            remove_left(key)
 
 
 async def _both(

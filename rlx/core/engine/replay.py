@@ -125,6 +125,8 @@ class NoPublisher:
     def metrics(self) -> Mapping[str, float]:
         return {}
 
+    def close(self) -> None: ...
+
 
 def read_step(folder: Path, step: int) -> list[Group]:
     """The groups of a recorded step. Raises UsageError when it is not there or not complete."""

@@ -82,6 +82,12 @@ class _Session(Session):
 
     async def _work(self, run: Run) -> str:
         parts = await self._start_workers()
+        try:
+            return await self._train(run, parts)
+        finally:
+            parts.publisher.close()
+
+    async def _train(self, run: Run, parts: _Parts) -> str:
         self._write_manifest(self._crew.facts)
         plan, config = self._plan, self._config
         trainer = Trainer(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOOPBACK = "127.0.0.1"
+FILE_PREFIX = "rlx-buckets-"
+"""Of files in shared memory; process and link follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,12 @@ def shared_memory_root() -> Path:
     """A folder in memory where the machine has one."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def remove_left(key: str) -> None:
+    """Remove what the sender of a link left in this host's shared memory when it was killed."""
+    for path in shared_memory_root().glob(f"{FILE_PREFIX}*-{key}"):
+        path.unlink(missing_ok=True)
 
 
 def _address() -> str:

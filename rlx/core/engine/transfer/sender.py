@@ -27,10 +27,8 @@ from rlx.core.engine.interfaces import SentWeights, WeightsLink, WeightsUpdate
 from rlx.core.engine.transfer.buckets import Contents, Filling, Item, checksum, padded
 from rlx.core.engine.transfer.channels import Channel, Gloo, SharedMemory
 from rlx.core.engine.transfer.errors import TransferError
-from rlx.core.engine.transfer.place import Place, here, shared_memory_root
+from rlx.core.engine.transfer.place import FILE_PREFIX, Place, here, shared_memory_root
 from rlx.core.engine.transfer.store import Store
-
-_PREFIX = "rlx-buckets-"
 
 
 class WeightsSource(Protocol):
@@ -169,7 +167,7 @@ class Sender:
         places = [Place(**json.loads(self._store.get(key))) for key in keys]
         if self._shares_memory(places):
             remove_stale(shared_memory_root())
-            path = shared_memory_root() / f"{_PREFIX}{os.getpid()}-{self._link.key}"
+            path = shared_memory_root() / f"{FILE_PREFIX}{os.getpid()}-{self._link.key}"
             self._channel = SharedMemory(path, max(total, 1), create=True)
             starts = itertools.accumulate(sizes.values(), initial=0)
             self._places = dict(zip(sizes, starts, strict=False))
@@ -220,8 +218,8 @@ def _size(item: Item) -> int:
 
 def remove_stale(root: Path) -> None:
     """Remove what killed runs left in shared memory (their process is gone)."""
-    for path in root.glob(f"{_PREFIX}*-*"):
-        owner = path.name.removeprefix(_PREFIX).split("-")[0]
+    for path in root.glob(f"{FILE_PREFIX}*-*"):
+        owner = path.name.removeprefix(FILE_PREFIX).split("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             with contextlib.suppress(OSError):  # it may be another user's
                 path.unlink()
