@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.chaos.runs import Budget, LiveRun, Outcome, finished, left_alone, same_result
+from rlx.core.run import is_finished
 
 WORDS = "--groups 4 --engine transformers --checkpoint-every 1"
 
@@ -57,6 +58,8 @@ def _one_run(
         if done < most and run.alive() and budget.left:
             run.kill()
             done += 1
+            if is_finished(folder):  # it was on its way out
+                return done
             continue
         code = run.wait()
         if code:
