@@ -27,7 +27,7 @@ train: venv ## post-train the embedded model (ARGS="--steps 20 …" are passed o
 test: lint type test-fast test-slow ## everything that CI runs
 
 test-fast: venv ## the default suite
-	$(BIN)/python -m pytest -q $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-slow: venv ## the rest: whole runs, several processes
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
