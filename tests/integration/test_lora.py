@@ -158,7 +158,7 @@ def test_critic_has_adapters_and_a_head_that_is_trained_whole(model: str, tmp_pa
     assert "head.weight" in changed
     assert all(".lora_" in name for name in changed - {"head.weight"})
     assert len(changed) == 1 + 2 * 14
-    learner.save(str(tmp_path))
+    save(learner, str(tmp_path))
     resumed = started_critic(model, lora=LORA, seed=3)
     resumed.load(str(tmp_path))
     assert (resumed.score(batch) == learner.score(batch)).all()

@@ -378,7 +378,7 @@ def test_stop_ends_the_thread_and_fails_who_waits(fresh: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("kind", ["vllm", "transformers"])
 def test_a_model_that_does_not_load_is_an_engine_error(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=f"{kind} failed"):
+    with pytest.raises(EngineError, match=f"the worker '{kind}' failed"):
         make_engine(kind, tmp_path)
 
 

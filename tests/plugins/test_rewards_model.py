@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,7 @@ def test_model_is_named_by_its_folder_alone(tmp_path: Path, monkeypatch: Any) ->
 
     (tmp_path / "rm" / "export").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "model", raising=False)  # another test may have made one
     system = PluginSystem.load(rlxfile=False)
     ref = system.ref("rewards", "model:rm/export", {"combine": "min"})
     assert ref.target.endswith("model:Model")
