@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -36,11 +36,14 @@ from rlx.core.offline.rows import RowBatch
 from rlx.core.offline.share import objective_share
 
 SIDE = Path(__file__).parent / "trl_side" / "objectives.py"
-SETTINGS = LearnerConfig(dtype="float32")
+SETTINGS = LearnerConfig(dtype="float32", attention="sdpa")
 CPU = torch.device("cpu")
 ROWS = 4
 LONGEST = 900
 """Characters of a row."""
+
+Result: TypeAlias = tuple[float, dict[str, Tensor]]
+"""Loss, and its gradient by parameter."""
 
 # Name: rlx's objective with its parameters, and what differs by convention.
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -52,12 +55,18 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"beta": 0.1, "nll_coef": 1.0},
         "likelihood: rlx averages over a row's tokens, then over rows; TRL over all tokens",
     ),
+    "dpo+nll, one pair": ("dpo", {"beta": 0.1, "nll_coef": 1.0}, "of one row both are the same"),
     "ipo": ("ipo", {"beta": 0.1, "length_normalized": True}, "TRL's is `length_normalized`"),
     "simpo": ("simpo", {"beta": 2.0, "gamma": 1.0}, ""),
     "orpo": (
         "orpo",
         {"beta": 0.1},
         "likelihood: rlx of the answer, row by row; TRL of prompt and answer, over all tokens",
+    ),
+    "orpo, 1.1": (
+        "orpo",
+        {"beta": 1.1},
+        "the odds ratio alone: what β = 1.1 adds to β = 0.1",
     ),
     "kto": ("kto", {"beta": 0.1}, ""),
     "forward_kl": ("distill", {"divergence": "forward_kl"}, ""),
@@ -79,14 +88,23 @@ def main() -> None:
         make_models(folder)
         for case in arguments.names:
             found = trl_result(python, case, folder)
-            loss, gradient = rlx_result(case, found["inputs"], folder)
-            value = abs(loss - found["loss"]) / abs(found["loss"])
-            apart = distance(gradient, found["gradient"])
+            theirs = found["loss"], found["gradient"]
+            ours = rlx_result(case, found["inputs"], folder)
+            if case == "orpo, 1.1":
+                base = trl_result(python, "orpo", folder)
+                theirs = minus(theirs, (base["loss"], base["gradient"]))
+                ours = minus(ours, rlx_result("orpo", base["inputs"], folder))
+            value = abs(ours[0] - theirs[0]) / abs(theirs[0])
             print(
-                f"| {case} | {loss:.7f} | {found['loss']:.7f} | {value:.1e} | {apart:.1e} "
-                f"| {CASES[case][2]} |",
+                f"| {case} | {ours[0]:.7f} | {theirs[0]:.7f} | {value:.1e} "
+                f"| {distance(ours[1], theirs[1]):.1e} | {CASES[case][2]} |",
                 flush=True,
             )
+
+
+def minus(whole: Result, part: Result) -> Result:
+    """The loss and gradient of what one loss has and the other has not."""
+    return whole[0] - part[0], {name: g - part[1][name] for name, g in whole[1].items()}
 
 
 def make_models(folder: Path) -> None:
@@ -132,6 +150,8 @@ def rows_of(case: str) -> list[dict[str, Any]]:
         lines = (DATA / "hh-harmless-pairs.jsonl").open()
         rows = [dict(row) for line in lines if (row := pair(json.loads(line)))]
     rows = [row for row in rows if sum(map(len, row.values())) < LONGEST][:ROWS]
+    if case == "dpo+nll, one pair":
+        rows = rows[:1]
     if case == "kto":
         rows = [{**row, "label": index % 2 == 0} for index, row in enumerate(rows)]
     return rows
@@ -153,9 +173,7 @@ def trl_result(python: str, case: str, folder: Path) -> Any:
 # ---------------------------------------------------------------------------------- the rlx side
 
 
-def rlx_result(
-    case: str, inputs: Mapping[str, Tensor], folder: Path
-) -> tuple[float, dict[str, Tensor]]:
+def rlx_result(case: str, inputs: Mapping[str, Tensor], folder: Path) -> Result:
     """Loss and gradient of rlx's objective on the sequences of TRL's batch."""
     name, params, _ = CASES[case]
     objective = rlx.resolve("objectives", name, **params)

@@ -114,12 +114,15 @@ def _simpo(job: dict[str, Any], policy: Any, folder: str) -> Made:
     return trainer, trainer.compute_loss
 
 
-def _orpo(job: dict[str, Any], policy: Any, folder: str) -> Made:
-    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+def _orpo(beta: float) -> Callable[..., Made]:
+    def make(job: dict[str, Any], policy: Any, folder: str) -> Made:
+        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-    config = ORPOConfig(beta=0.1, **_common(job, folder))
-    trainer = ORPOTrainer(args=config, **_parts(job, policy))
-    return trainer, trainer.compute_loss
+        config = ORPOConfig(beta=beta, **_common(job, folder))
+        trainer = ORPOTrainer(args=config, **_parts(job, policy))
+        return trainer, trainer.compute_loss
+
+    return make
 
 
 def _gkd(beta: float) -> Callable[..., Made]:
@@ -151,9 +154,11 @@ _MAKERS: dict[str, Callable[..., Made]] = {
     "rm": _rm,
     "dpo": _dpo(),
     "dpo+nll": _dpo(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 1.0]),
+    "dpo+nll, one pair": _dpo(loss_type=["sigmoid", "sft"], loss_weights=[1.0, 1.0]),
     "ipo": _dpo(loss_type="ipo"),
     "simpo": _simpo,
-    "orpo": _orpo,
+    "orpo": _orpo(0.1),
+    "orpo, 1.1": _orpo(1.1),
     "kto": _kto,
     "forward_kl": _gkd(0.0),
     "reverse_kl": _gkd(1.0),
