@@ -30,7 +30,7 @@ test-fast: venv ## the default suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-slow: venv ## the rest: whole runs, several processes
-	$(BIN)/python -m pytest -q -m slow $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n auto --maxprocesses 2 --dist loadfile $(ARGS)
 
 lint: venv ## ruff: style and formatting
 	$(BIN)/ruff check .
