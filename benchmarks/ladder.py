@@ -53,7 +53,6 @@ STAGES = {
     f"{_OFFLINE}",
     "generate": "generate ladder/sft/export --data ladder/gsm8k-held-out.jsonl "
     "--set data.prompt=question --set data.label=answer --reward math -n 4 --max-tasks 32 "
-    "--temperature 0.5 "
     f"--max-new-tokens 160 --select all --select best --select pairs {_COMMON}",
     "grpo": f"train --model {MODEL} --data ladder/prompts-train.jsonl "
     "--eval-data ladder/prompts-held-out.jsonl --set data.label=null "
