@@ -207,7 +207,10 @@ def test_model_is_named_by_its_folder_alone(tmp_path: Path, monkeypatch: Any) ->
 
     (tmp_path / "rm" / "export").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "model", raising=False)  # another test may have made one
+    # Another test may have left a folder or a module of that name to be imported.
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    paths = [path for path in sys.path if not (Path(path) / "model").exists()]
+    monkeypatch.setattr(sys, "path", paths)
     system = PluginSystem.load(rlxfile=False)
     ref = system.ref("rewards", "model:rm/export", {"combine": "min"})
     assert ref.target.endswith("model:Model")
