@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# Several tests share the cores: a thread that waits for another one must not spin.
+TEST_THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-fast test-slow lint type format bench chaos docs lock clean
@@ -27,10 +29,10 @@ train: venv ## post-train the embedded model (ARGS="--steps 20 …" are passed o
 test: lint type test-fast test-slow ## everything that CI runs
 
 test-fast: venv ## the default suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(TEST_THREADS) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-slow: venv ## the rest: whole runs, several processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n auto --maxprocesses 2 --dist loadfile $(ARGS)
+	$(TEST_THREADS) $(BIN)/python -m pytest -q -m slow -n auto --maxprocesses 2 --dist loadfile $(ARGS)
 
 lint: venv ## ruff: style and formatting
 	$(BIN)/ruff check .

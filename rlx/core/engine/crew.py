@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rlx.core.config import RunConfig
 from rlx.core.engine.client import Renew
+from rlx.core.engine.depot import Depot
 from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.memory import MemoryUse, memory_metrics, take_memory
 from rlx.core.engine.object_store import ObjectStore
@@ -98,6 +99,12 @@ class Crew:
             started = await asyncio.gather(*(start(spec) for spec in hosts))
             started += await asyncio.gather(*(start(spec) for spec in guests))
         return {worker.name: worker for worker in started}
+
+    @property
+    def depot(self) -> Depot:
+        """How batches get to the workers, once there are any."""
+        assert self._runtime is not None
+        return self._runtime.depot
 
     def settled(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         """The specs as they were started, with what their place added."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.batches import take
+from rlx.core.engine.depot import Depot, LocalDepot
 from rlx.core.engine.interfaces import (
     FileMarks,
     PublicationPlan,
@@ -28,10 +29,19 @@ from rlx.core.rollouts import TrainBatch
 class LearnerGroup:
     """The data-parallel ranks of one model, or the replicas of a scorer."""
 
-    def __init__(self, workers: Sequence[Worker], settings: LearnerConfig, seed: int) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        settings: LearnerConfig,
+        seed: int,
+        *,
+        depot: Depot | None = None,
+    ) -> None:
+        """`depot`: how batches get to the workers; unset: they are in this process."""
         self._workers = list(workers)
         self._settings = settings
         self._seed = seed
+        self._depot = depot or LocalDepot()
         self._shared_prefix = False
 
     def has(self, worker: str) -> bool:
@@ -51,7 +61,7 @@ class LearnerGroup:
         """
         shares = self._shares(batch)
         parts = await together(
-            worker.call("score", take(batch, share), **options)
+            worker.call("score", self._depot.part(batch, share), **options)
             for worker, share in zip(self._workers, shares, strict=True)
         )
         return _join(batch, shares, parts)
@@ -66,9 +76,7 @@ class LearnerGroup:
         """
         plan = self._plan(batch, step)
         results = await together(
-            worker.call(
-                "update", [take(batch, share[rank]) for share in plan], step=step, **options
-            )
+            worker.call("update", self._parts(batch, plan, rank), step=step, **options)
             for rank, worker in enumerate(self._workers)
         )
         if any(result is None for result in results):
@@ -97,6 +105,11 @@ class LearnerGroup:
                 shares = self._shares(batch if size >= count else take(batch, chosen))
                 plan.append([chosen[share] for share in shares])
         return plan
+
+    def _parts(
+        self, batch: TrainBatch, plan: Sequence[Sequence[np.ndarray]], rank: int
+    ) -> list[Any]:
+        return [self._depot.part(batch, shares[rank]) for shares in plan]
 
     def _shares(self, batch: TrainBatch) -> list[np.ndarray]:
         return batch_shares(batch, len(self._workers), shared_prefix=self._shared_prefix)

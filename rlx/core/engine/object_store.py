@@ -1,4 +1,4 @@
-"""How much of Ray's object store is in use, on all nodes."""
+"""How much of Ray's object store is in use, on all nodes, and how much goes through it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ class ObjectStore:
 
     def __init__(self) -> None:
         self._stub: Any = None
+        self._written = 0
 
     def metrics(self) -> dict[str, float]:
-        """`memory/object_store_gib`; empty where Ray does not tell (blocks for some ms)."""
+        """`memory/object_store_gib` in use, `…_written_gib` since the last call; empty where Ray
+        does not tell (blocks for some ms)."""
         with contextlib.suppress(Exception):
-            return {"memory/object_store_gib": self._used() / 2**30}
+            used, written = self._bytes()
+            since, self._written = written - self._written, written
+            return {
+                "memory/object_store_gib": used / 2**30,
+                "memory/object_store_written_gib": since / 2**30,
+            }
         return {}
 
-    def _used(self) -> int:
+    def _bytes(self) -> tuple[int, int]:
+        """In use now, and written since Ray's start."""
         from ray.core.generated import node_manager_pb2
 
         if self._stub is None:
@@ -28,7 +36,8 @@ class ObjectStore:
         messages: Any = node_manager_pb2  # made by protobuf, which tells no types
         request = messages.FormatGlobalMemoryInfoRequest(include_memory_info=False)
         reply = self._stub.FormatGlobalMemoryInfo(request, timeout=_TIMEOUT)
-        return int(reply.store_stats.object_store_bytes_used)
+        stats = reply.store_stats
+        return int(stats.object_store_bytes_used), int(stats.cumulative_created_bytes)
 
 
 def _stub() -> Any:

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
+from rlx.core.engine.depot import Depot, LocalDepot, RayDepot, unpacked
 from rlx.core.engine.logs import open_worker_log
 from rlx.core.engine.memory import MemoryUse, take_memory
+from rlx.core.engine.openmp import openmp_environment
 from rlx.core.engine.pulse import beat, beats
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
 from rlx.core.engine.stacks import (
@@ -41,14 +43,6 @@ from rlx.core.worker_hooks import HookRef, call_in_worker
 if TYPE_CHECKING:
     from rlx.core.engine.ray_placement import RayPlacement
 
-_THREADS = {
-    # Phases take turns on the same cores: a worker that waits must not spin.
-    "OMP_WAIT_POLICY": "passive",
-    "KMP_BLOCKTIME": "0",
-    # The number of threads, and with it every rounding, must not depend on the machine's load.
-    "OMP_DYNAMIC": "false",
-    "MKL_DYNAMIC": "false",
-}
 _log = logging.getLogger("rlx.worker")
 _TOKEN = Path.home() / ".ray" / "auth_token"
 
@@ -112,6 +106,11 @@ class Worker(Protocol):
 
 
 class Runtime(Protocol):
+    @property
+    def depot(self) -> Depot:
+        """How batches get to its workers."""
+        ...
+
     async def seat(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         """Find a place for workers that are to start; returns their specs with what that says."""
         ...
@@ -156,7 +155,9 @@ class WorkerHost:
             return await function(*args, **kwargs)
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+            return await loop.run_in_executor(
+                self._thread, lambda: function(*map(unpacked, args), **kwargs)
+            )
         finally:
             beat()
 
@@ -209,13 +210,14 @@ def _neighbour(workers: Sequence[W], spec: WorkerSpec) -> W | None:
 
 class InlineRuntime:
     def __init__(self) -> None:
+        self.depot = LocalDepot()
         self._workers: list[InlineWorker] = []
 
     async def seat(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         return list(specs)
 
     async def start(self, spec: WorkerSpec) -> InlineWorker:
-        os.environ.update(_THREADS)
+        os.environ.update(openmp_environment())
         os.environ.update(spec.env)
         neighbour = _neighbour(self._workers, spec)
         host = neighbour.host if neighbour else WorkerHost(spec.name)
@@ -309,6 +311,7 @@ class RayRuntime:
         self._placement: RayPlacement | None = None
         self._workers: list[RayWorker] = []
         self._started_ray = False
+        self.depot = RayDepot()
 
     @property
     def _address(self) -> str | None:
@@ -430,7 +433,7 @@ class RayRuntime:
             num_cpus=spec.cpus,
             num_gpus=0,  # the spec's environment says which ones it sees
             max_concurrency=10_000,  # one call for each episode that waits for the engine
-            runtime_env={"env_vars": {**_THREADS, **spec.env}},
+            runtime_env={"env_vars": {**openmp_environment(), **spec.env}},
             **(self._placement.options(spec) if self._placement else {}),
         ).remote(spec.name, log)
 
@@ -454,6 +457,7 @@ class RayRuntime:
         if self._placement is not None:
             self._placement.release()
             self._placement = None
+        self.depot.close()
         gc.collect()  # references to Ray objects must not outlive Ray
         if self._started_ray:
             await asyncio.to_thread(ray.shutdown)

@@ -198,7 +198,12 @@ class _Session(Session):
         started = await self._crew.start(specs)
 
         def group(specs: list[WorkerSpec], settings: LearnerConfig) -> LearnerGroup:
-            return LearnerGroup([started[spec.name] for spec in specs], settings, config.seed)
+            return LearnerGroup(
+                [started[spec.name] for spec in specs],
+                settings,
+                config.seed,
+                depot=self._crew.depot,
+            )
 
         critic = None
         if critic_specs:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlx.core.engine.openmp import openmp_environment
+
 
 def vllm_environment(model: str, *, threads: int) -> dict[str, str]:
     """Variables that must be set before vLLM is imported.
@@ -29,9 +31,7 @@ def vllm_environment(model: str, *, threads: int) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
-        # Threads that wait in a spin loop take the cores from whoever's turn it is.
-        "OMP_WAIT_POLICY": "passive",
-        "KMP_BLOCKTIME": "0",
+        **openmp_environment(),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),

@@ -1,0 +1,27 @@
+"""How the threads of a worker's arithmetic wait for each other, and what must not change them.
+
+Between two parallel pieces of a forward pass lie some microseconds. A thread that sleeps meanwhile
+costs a third of a small model's step; one that spins without end takes the cores from the phase
+whose turn it is. So threads spin for about a tenth of a millisecond, and then sleep.
+"""
+
+from __future__ import annotations
+
+import os
+
+_CHOSEN_BY_USERS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def openmp_environment() -> dict[str, str]:
+    """Variables that must be set before torch is imported.
+
+    Where the environment says how threads wait (`OMP_WAIT_POLICY=passive` on a machine that has
+    other work), that is handed on.
+    """
+    waiting = {name: os.environ[name] for name in _CHOSEN_BY_USERS if name in os.environ}
+    return {
+        **(waiting or {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}),
+        # The number of threads, and with it every rounding, must not depend on the machine's load.
+        "OMP_DYNAMIC": "false",
+        "MKL_DYNAMIC": "false",
+    }
