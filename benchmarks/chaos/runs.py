@@ -18,8 +18,10 @@ from typing import Any
 
 import psutil
 
-MACHINE = ("time", "throughput/", "publish/", "memory/", "engine/", "faults/")
+MACHINE = ("time", "throughput/", "publish/", "memory/", "engine/")
 """Metrics that measure the machine and not the run."""
+FAULTS = ("faults/", "reward/workers_replaced")
+"""Metrics that count what is done to a run."""
 COMMON = (
     "--set eval.sources=[] --set eval.every=0 --set logging.rollouts=complete "
     "--set logging.rollouts_max_mib=1000 --set runtime.cpus=1 --group-size 8 --max-new-tokens 10"
@@ -184,9 +186,9 @@ def left_alone(folder: Path, words: Sequence[str]) -> Path:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The steps' metrics without those that measure the machine."""
+    """The steps' metrics without those that measure the machine or count the faults."""
     return [
-        {key: value for key, value in record.items() if not key.startswith(MACHINE)}
+        {key: value for key, value in record.items() if not key.startswith((*MACHINE, *FAULTS))}
         for record in _records(folder)
     ]
 

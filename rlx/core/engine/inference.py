@@ -18,6 +18,7 @@ from rlx.core.engine.crew import Crew
 from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.prepare import load_tokenizer
 from rlx.core.engine.processes import end_descendants
+from rlx.core.engine.reaper import start_reaper, stop_reaper
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.errors import RunInterrupted
 from rlx.core.models import ModelInfo, policy_info, resolve_model
@@ -114,6 +115,7 @@ async def _run(
     signals: list[int] = []
     timers = _cancel_on_signal(signals)
     crew = Crew(setup.config, setup.selection, plugins=setup.plugins, folder=folder, status=status)
+    reaper = start_reaper()
     try:
         engines, rewards = await _start(setup, crew, context_length)
         return await use(engines, rewards)
@@ -126,6 +128,7 @@ async def _run(
         raise unwrap(group) from None
     finally:
         await crew.close()
+        stop_reaper(reaper)
         for timer in timers:
             timer.cancel()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
@@ -15,6 +16,8 @@ from rlx.core.engine.stacks import Location
 from rlx.core.engine.watch import Watch
 from rlx.core.errors import EngineError, WorkerLostError
 
+_RAYS = 5.0
+"""Seconds in which Ray ends a process; then it is killed past Ray."""
 _PATIENCE = 10.0
 """Seconds that a killed process has to be gone."""
 
@@ -40,29 +43,42 @@ class RayProcess:
                 self._process = psutil.Process(self.location.pid)
 
     def kill(self) -> None:
-        """End it, even where it is stopped and can't act on what Ray tells it."""
+        """Have Ray end it; `gone` sees to it that it does end."""
         import ray
 
         ray.kill(self.actor)
-        if self._process is not None:
-            with contextlib.suppress(psutil.Error):  # psutil notices a number that is used again
-                self._process.kill()
 
     async def gone(self) -> None:
-        """Wait until it has given back its memory."""
-        if self._process is None:
+        """Return when a killed process has given back its memory.
+
+        Ray gets the time to end it: a process that dies in another way is a crash to Ray, which
+        prints a paragraph about it. A process that is stopped can't act on what Ray tells it.
+        """
+        process = self._process
+        if process is None or await _ended(process, _RAYS, unless=psutil.STATUS_STOPPED):
             return
-        waited = 0.0
-        while waited < _PATIENCE and _lives(self._process):
-            await asyncio.sleep(0.05)
-            waited += 0.05
+        with contextlib.suppress(psutil.Error):  # psutil notices a number that is used again
+            process.kill()
+        await _ended(process, _PATIENCE)
 
 
-def _lives(process: psutil.Process) -> bool:
+async def _ended(process: psutil.Process, seconds: float, *, unless: str = "") -> bool:
+    """Wait for the end of a process; false when it takes longer or is in the state `unless`."""
+    deadline = time.monotonic() + seconds
+    while (state := _state(process)) is not None:
+        if state == unless or time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+def _state(process: psutil.Process) -> str | None:
+    """psutil's word for the state of a process; None when it has ended."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        state = str(process.status()) if process.is_running() else None
     except psutil.Error:
-        return False
+        return None
+    return None if state == psutil.STATUS_ZOMBIE else state
 
 
 class RayWorker:
