@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from rlx.core.engine.client import RolloutClient
-from rlx.core.engine.interfaces import GenerateRequest, Generation, Sampling
+from rlx.core.engine.interfaces import (
+    GenerateRequest,
+    Generation,
+    Sampling,
+    WeightsLink,
+    WeightsUpdate,
+)
 from rlx.core.errors import EngineError, WorkerLostError
 
 SAMPLING = Sampling(max_new_tokens=4)
@@ -145,10 +151,13 @@ def test_unanswered_request_is_an_error():
 class MortalWorker(ScriptedWorker):
     """Dies after some answers; what it is told and asked is noted."""
 
-    def __init__(self, answers: int = 1_000, *, dies_loading: bool = False) -> None:
+    def __init__(
+        self, answers: int = 1_000, *, dies_loading: bool = False, comes_late: bool = False
+    ) -> None:
         super().__init__()
         self.answers = answers
         self.dies_loading = dies_loading
+        self.comes_late = comes_late
         self.loaded: list[object] = []
 
     async def stream(self, method: str, requests: Sequence[GenerateRequest]) -> AsyncIterator:
@@ -165,7 +174,14 @@ class MortalWorker(ScriptedWorker):
             self.loaded.append(*args)
             if self.dies_loading:
                 raise WorkerLostError(self.name, "died during 'load_weights'")
+            if self.comes_late:
+                raise EngineError("gloo sends once")
         return "report"
+
+
+def update(version: int, transport: str = "auto") -> WeightsUpdate:
+    link = WeightsLink(key="a", transport=transport, address="127.0.0.1", port=1)
+    return WeightsUpdate(link=link, number=version, version=version)
 
 
 def replaced_by(*workers: MortalWorker) -> tuple[RolloutClient, list[MortalWorker]]:
@@ -197,14 +213,14 @@ def test_new_engine_has_the_published_weights_before_it_is_asked():
 
     async def run() -> None:
         client, _ = replaced_by(dying, fresh)
-        await client.load_weights("version 7")
+        await client.load_weights(update(7))
         waiting = asyncio.create_task(ask(client, [1]))
         await asyncio.sleep(0.005)
         assert await ask(client, [2]) == [2], "what is asked meanwhile waits too"
         assert await waiting == [1]
 
     asyncio.run(run())
-    assert dying.loaded == fresh.loaded == ["version 7"]
+    assert dying.loaded == fresh.loaded == [update(7)]
 
 
 def test_engine_that_dies_of_new_weights_is_replaced_by_one_that_has_them():
@@ -213,10 +229,27 @@ def test_engine_that_dies_of_new_weights_is_replaced_by_one_that_has_them():
 
     async def run() -> object:
         client, _ = replaced_by(dying, also_dying, fresh)
-        return await client.load_weights("version 8")
+        return await client.load_weights(update(8))
 
     assert asyncio.run(run()) == "report"
-    assert fresh.loaded == ["version 8"]
+    assert fresh.loaded == [update(8)]
+
+
+@pytest.mark.parametrize(
+    ("transport", "spare", "why"),
+    [("auto", 0, "gloo sends once"), ("gloo", 1, "'gloo' keeps no weights")],
+)
+def test_engine_whose_weights_are_gone_is_lost_for_good(transport: str, spare: int, why: str):
+    """Which ends the run or takes it back to a checkpoint, as the loss of a learner does."""
+
+    async def run() -> list[MortalWorker]:
+        client, left = replaced_by(MortalWorker(answers=0), MortalWorker(comes_late=True))
+        await client.load_weights(update(7, transport))
+        with pytest.raises(WorkerLostError, match=f"died during 'generate'; a new one .*{why}"):
+            await ask(client, [1])
+        return left
+
+    assert len(asyncio.run(run())) == spare, "with gloo none is started in vain"
 
 
 def test_callers_learn_when_no_engine_can_take_the_place():

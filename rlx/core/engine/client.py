@@ -128,7 +128,11 @@ class RolloutClient:
 
     async def _replace(self, lost: Worker, error: WorkerLostError) -> PublishReport | None:
         """Put a new engine with the weights published last in the place of `lost`, unless another
-        call has; returns what it says of those weights."""
+        call has; returns what it says of those weights.
+
+        Raises:
+            WorkerLostError: there is no getting those weights again.
+        """
         if self._renew is None:
             raise error
         self._holds += 1
@@ -136,6 +140,8 @@ class RolloutClient:
             async with self._renewing:
                 if self._worker is not lost:
                     return None
+                if self._weights is not None and self._weights.link.keeps_nothing:
+                    raise _beyond_help(error, f"'{self._weights.link.transport}' keeps no weights")
                 while True:
                     worker = await self._renew(WorkerLostError(lost.name, error.what))
                     try:
@@ -147,6 +153,8 @@ class RolloutClient:
                     except WorkerLostError as again:
                         error = again
                         continue
+                    except EngineError as failure:
+                        raise _beyond_help(error, str(failure)) from failure
                     self._worker = worker
                     return report
         finally:
@@ -229,6 +237,12 @@ class RolloutClient:
 
     async def stop(self) -> None:
         await self._worker.call("stop")
+
+
+def _beyond_help(lost: WorkerLostError, why: str) -> WorkerLostError:
+    """An engine that only a new start of everything can replace."""
+    what = f"{lost.what}; a new one can't have the weights published last: {why}"
+    return WorkerLostError(lost.worker, what, hung=lost.hung)
 
 
 class _IdleClock:

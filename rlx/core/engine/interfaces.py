@@ -38,10 +38,15 @@ class WeightsLink:
     key: str
     """Names the sender; a new one makes an engine connect anew."""
     transport: str
-    """`nccl`, `ipc`; otherwise buckets, whose channel the sender chooses."""
+    """`nccl`, `ipc`; otherwise buckets, with `auto` over a channel that the sender chooses."""
     address: str
     port: int
     """Of the sender's store, where its receivers meet."""
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether what was sent is known to be nowhere afterwards. `auto` may have become gloo."""
+        return self.transport in ("gloo", "nccl", "ipc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

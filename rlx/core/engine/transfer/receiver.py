@@ -47,6 +47,7 @@ class Receiver:
         self._rank = self._store.add("joined", 1)
         self._place = here()
         self._store.set(f"place/{self._rank}", place_message(self._place))
+        self._store.add("placed", 1)
         self._channel: Channel | None = None
         self._items: Sequence[Item] = ()
         self._left = False

@@ -162,8 +162,9 @@ class Sender:
         """Wait for the receivers and open the channel."""
         sizes = {name: padded(shape.numel() * dtype.itemsize) for name, dtype, shape in metadata}
         total = sum(sizes.values())
-        keys = [f"place/{n}" for n in range(1, self._receivers + 1)]
-        self._store.wait(keys, self._stop)
+        self._store.wait_for("placed", self._receivers, self._stop)
+        joined = [f"place/{n}" for n in range(1, 1 + self._store.add("joined", 0))]
+        keys = [key for key in joined if self._store.there([key])]
         places = [Place(**json.loads(self._store.get(key))) for key in keys]
         if self._shares_memory(places):
             remove_stale(shared_memory_root())

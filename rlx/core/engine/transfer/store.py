@@ -4,6 +4,7 @@ Keys of one link; n counts receivers from 1, p publications and b the buckets of
 
     joined         how many receivers have come; each takes its number n from it
     place/n        where receiver n is
+    placed         how many have said so; one that has come may have died before
     plan           how the buckets travel
     ready/p        how many wait for publication p
     start/p        all are ready
