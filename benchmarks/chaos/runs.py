@@ -107,7 +107,7 @@ class LiveRun:
             )
         atexit.register(self.process.kill)  # its own watcher ends its workers then
 
-    def wait(self, timeout: float = 300.0) -> int:
+    def wait(self, timeout: float = 900.0) -> int:
         """Wait for its end; returns the exit code."""
         try:
             return self.process.wait(timeout)
@@ -121,7 +121,7 @@ class LiveRun:
     def tail(self, characters: int = 3000) -> str:
         return self.log.read_text(errors="replace")[-characters:]
 
-    def wait_for_step(self, step: int, timeout: float = 240.0) -> bool:
+    def wait_for_step(self, step: int, timeout: float = 600.0) -> bool:
         """Wait until a step is written; false when the run has ended before."""
         deadline = time.monotonic() + timeout
         while last_step(self.folder) < step:
@@ -132,7 +132,7 @@ class LiveRun:
             time.sleep(0.05)
         return True
 
-    def worker(self, name: str, timeout: float = 60.0) -> psutil.Process | None:
+    def worker(self, name: str, timeout: float = 300.0) -> psutil.Process | None:
         """The process that writes the worker's log; None when the run has ended."""
         log = str(self.folder / "logs" / f"{name}.log")
         deadline = time.monotonic() + timeout
