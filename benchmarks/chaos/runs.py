@@ -193,15 +193,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def fault_counts(folder: Path) -> dict[str, int]:
-    """`faults/*` summed over the steps."""
-    totals: dict[str, int] = {}
-    for record in _records(folder):
-        for key, value in record.items():
-            if key.startswith("faults/"):
-                name = key.removeprefix("faults/")
-                totals[name] = totals.get(name, 0) + int(value)
-    return totals
+def mended(folder: Path, kind: str) -> int:
+    """Lines of `faults.jsonl` about a kind of fault, those after the last step included."""
+    path = folder / "faults.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return sum(json.loads(line)["fault"] == kind for line in lines)
 
 
 def last_step(folder: Path) -> int:

@@ -12,8 +12,8 @@ from benchmarks.chaos.runs import (
     Budget,
     LiveRun,
     Outcome,
-    fault_counts,
     left_alone,
+    mended,
     metrics,
     rollout_places,
     same_result,
@@ -36,7 +36,8 @@ def kill_engines(
     goal: float | None = 0.1,
 ) -> Outcome:
     """Kill rollout engines at random moments, also while they start, and compare with the same run
-    left alone: every rollout is there once, and the rewards are what they were.
+    left alone: every rollout is there once, the rewards are what they were, and no engine was
+    started anew but those that were killed.
 
     Args:
         goal: most by which the mean reward of the last steps may differ.
@@ -54,7 +55,8 @@ def kill_engines(
     asked, found = steps * GROUPS * 8, len(set(places))
     gap = abs(_tail(rewards) - _tail(expected))
     whole = len(places) == found == asked and len(rewards) == steps
-    good = code == 0 and whole and (goal is None or gap < goal)
+    no_other = mended(run.folder, "engine_restarts") <= done
+    good = code == 0 and whole and no_other and (goal is None or gap < goal)
     kind = f"{staleness} ahead" if staleness else "synchronous"
     kind += f", {engines} engines" if engines > 1 else ""
     return Outcome(
@@ -146,7 +148,7 @@ def stop_engine(folder: Path, _: Budget, *, seconds: float, timeout: float, step
     if process.is_running():
         process.send_signal(signal.SIGCONT)
     code = run.wait()
-    restarts = fault_counts(run.folder).get("engine_restarts", 0)
+    restarts = mended(run.folder, "engine_restarts")
     stacks = list(run.folder.glob("stacks/*/engine-0.txt"))
     replaced = timeout < seconds
     expected = restarts == int(replaced) and bool(stacks) == replaced

@@ -208,6 +208,23 @@ def test_only_unanswered_requests_are_made_of_the_new_engine_with_their_own_seed
     assert [[request.seed for request in call] for call in fresh.calls] == [list(range(3, 10))]
 
 
+def test_no_new_engine_is_started_for_requests_that_were_given_up():
+    dying, fresh = MortalWorker(answers=0), MortalWorker()
+
+    async def run() -> list[MortalWorker]:
+        client, spare = replaced_by(dying, fresh)
+        asked = asyncio.create_task(ask(client, [1]))
+        while not dying.calls:
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.sleep(0.05)
+        assert spare == [fresh]
+        assert await ask(client, [2]) == [2], "who asks later gets one"
+        return spare
+
+    assert asyncio.run(run()) == []
+
+
 def test_new_engine_has_the_published_weights_before_it_is_asked():
     dying, fresh = MortalWorker(answers=0), MortalWorker()
 

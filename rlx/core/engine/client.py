@@ -117,6 +117,8 @@ class RolloutClient:
         error: WorkerLostError,
     ) -> None:
         """Make these requests of a new engine, before all others."""
+        if all(future.done() for _, future in unanswered):
+            return  # who asked has given up; the engine is replaced when it is needed
         try:
             await self._replace(lost, error)
         except Exception as failure:

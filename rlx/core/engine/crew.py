@@ -67,6 +67,8 @@ class Crew:
         self._runtime: Runtime | None = None
         self._specs: dict[str, WorkerSpec] = {}
         self._running: dict[str, Worker] = {}
+        self._generation = 0
+        """How often all workers were ended; who was to be replaced before is not any more."""
         self._store = ObjectStore()
         self.faults = FaultLedger(folder, status)
         self.facts: dict[str, Any] = {}
@@ -127,11 +129,10 @@ class Crew:
     ) -> RewardRunner:
         """The rewards, with new workers for those that hang or die."""
         names = [spec.name for spec in specs]
+        renew = self._renewal("reward_restarts", self._config.faults.reward_restarts)
 
         async def replace(number: int, why: str) -> Worker:
-            lost = WorkerLostError(names[number], why)
-            limit = self._config.faults.reward_restarts
-            return await self._renew(lost, "reward_restarts", limit=limit)
+            return await renew(WorkerLostError(names[number], why))
 
         return RewardRunner(
             [started[name] for name in names],
@@ -145,21 +146,31 @@ class Crew:
         limit = self._config.faults.engine_restarts
         if self._inline or not limit:
             return None
+        return self._renewal("engine_restarts", limit)
+
+    def _renewal(self, kind: str, limit: int) -> Renew:
+        """How one of the workers that run now is started anew."""
+        generation = self._generation
 
         async def renew(lost: WorkerLostError) -> Worker:
-            return await self._renew(lost, "engine_restarts", limit=limit)
+            return await self._renew(lost, kind, limit=limit, generation=generation)
 
         return renew
 
-    async def _renew(self, lost: WorkerLostError, kind: str, *, limit: int) -> Worker:
+    async def _renew(
+        self, lost: WorkerLostError, kind: str, *, limit: int, generation: int
+    ) -> Worker:
         """A new worker in the place of one that is lost.
 
         Raises:
+            WorkerLostError: all workers were ended; that is what it died of.
             EngineError: that happened more often since the last new step than `faults.<kind>` says.
         """
         assert self._runtime is not None
         while True:
             name = lost.worker
+            if generation != self._generation:
+                raise lost
             if not self.faults.allows(kind, limit):
                 raise EngineError(
                     f"{self.faults.where}: {lost}; workers like it were started anew {limit} times "
@@ -169,6 +180,8 @@ class Crew:
             self.faults.note(kind, cause=str(lost), action="starting it anew", worker=name)
             if (running := self._running.pop(name, None)) is not None:
                 await self._runtime.end(running)
+            if generation != self._generation:
+                raise lost
             try:
                 return await self._start(self._runtime, self._specs[name])
             except WorkerLostError as error:
@@ -180,6 +193,7 @@ class Crew:
 
     async def end_all(self) -> None:
         """End every worker; all can be started again then."""
+        self._generation += 1
         self._running.clear()
         if self._runtime is not None:
             await self._runtime.end_all()
@@ -206,6 +220,7 @@ class Crew:
 
     async def close(self) -> None:
         """End every worker and what they live in."""
+        self._generation += 1
         if self._runtime is not None:
             await self._runtime.close()
 
