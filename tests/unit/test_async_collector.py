@@ -13,6 +13,7 @@ import pytest
 import rlx
 from rlx.core.config import RolloutConfig
 from rlx.core.engine.async_collector import AsyncCollector, staleness_metrics
+from rlx.core.engine.collector import Collection, Collector
 from rlx.core.errors import ComponentError, UsageError
 from rlx.core.rollouts import Group, Rollout, Span, Task
 from rlx.core.samplers import BoundSampler
@@ -23,15 +24,18 @@ TASKS = [Task(id=f"test/{i}", prompt="?", tokens=[1]) for i in range(1000)]
 class Engine:
     """Stands in for client, agent and rewards: groups take random times."""
 
-    def __init__(self, seed: int = 0, *, fail_at: int | None = None) -> None:
+    def __init__(
+        self, seed: int = 0, *, fail_at: int | None = None, rewards: Mapping[int, float] = {}
+    ) -> None:
         self.version = 0
         self.agent = rlx.resolve("agents", "single_turn")
         self.made: list[int] = []
         self.running = self.most = 0
         self._random = random.Random(seed)
         self._fail_at = fail_at
+        self._rewards = rewards
 
-    async def make(self, task: Task, number: int) -> Group:
+    async def make(self, task: Task, number: int, clock: Any = None) -> Group:
         version = self.version
         self.running += 1
         self.most = max(self.most, self.running)
@@ -53,7 +57,7 @@ class Engine:
             logprobs=np.zeros(2, np.float32),
             text="",
             finish_reason="stop",
-            reward=float(self._random.random() < 0.5),
+            reward=self._rewards.get(number, float(self._random.random() < 0.5)),
         )
         return Group(id=number, task=task, rollouts=[rollout])
 
@@ -78,20 +82,21 @@ def never(group: Group) -> bool:
     return False
 
 
+def tasks(sampler: Any) -> BoundSampler:
+    return BoundSampler(rlx.resolve("samplers", sampler or "uniform"), TASKS, seed=0)
+
+
 def collector(engine: Engine, sampler: Any = None, **settings: Any) -> AsyncCollector:
-    bound = rlx.resolve("samplers", "uniform")
-    if sampler is not None:
-        bound = rlx.resolve("samplers", sampler)
     parts: dict[str, Any] = {"maker": engine, "scorer": engine, "client": engine}
     return AsyncCollector(
         **parts,
-        sampler=BoundSampler(bound, TASKS, seed=0),
+        sampler=tasks(sampler),
         settings=RolloutConfig(**{"groups": 4, "max_staleness": 1, **settings}),
     )
 
 
 async def train(
-    source: AsyncCollector, engine: Engine, steps: range, wanted: int = 4
+    source: Collection, engine: Engine, steps: range, wanted: int = 4
 ) -> list[Sequence[Group]]:
     """What the trainer does: collect, update for a while, publish."""
     batches = []
@@ -134,6 +139,26 @@ def test_no_rollout_is_older_than_the_bound_and_none_is_lost(
     if sampler is None:
         ahead = set(engine.made) - set(trained)
         assert len(ahead) <= (staleness + 1) * 4, "more was made than may wait"
+
+
+@pytest.mark.parametrize("sampler", [None, only_ones])
+@pytest.mark.parametrize("seed", range(5))
+def test_with_no_staleness_the_batches_are_those_of_taking_turns(sampler: Any, seed: int) -> None:
+    """The same tasks under the same numbers (which are the seeds) in the same order."""
+    draw = random.Random(seed)
+    rewards = {number: float(draw.random() < 0.5) for number in range(1000)}
+
+    def run(ahead: bool) -> list[list[tuple[int, str]]]:
+        engine = Engine(seed + ahead, rewards=rewards)  # they take other times
+        parts: dict[str, Any] = {"maker": engine, "scorer": engine}
+        source: Collection = Collector(**parts, sampler=tasks(sampler))
+        if ahead:
+            source = collector(engine, sampler, max_staleness=0)
+        batches = asyncio.run(train(source, engine, range(20)))
+        assert max(ages(batches)) == 0
+        return [[(group.id, group.task.id) for group in groups] for groups in batches]
+
+    assert run(ahead=True) == run(ahead=False)
 
 
 def test_groups_in_flight_are_limited() -> None:
