@@ -22,7 +22,8 @@ from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.publication import Publisher
-from rlx.core.engine.runtime import RayRuntime, WorkerSpec
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.engine.workers import free_port
 from rlx.core.models import resolve_model
 from rlx.core.objective import ObjectiveSettings

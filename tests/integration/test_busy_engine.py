@@ -16,8 +16,9 @@ from engine_cases import CONTEXT, make_engine, make_model
 from rlx.core.agents import Limits, Step, Turn, run_agent
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.collector import GroupMaker
+from rlx.core.engine.inline_runtime import InlineWorker
 from rlx.core.engine.interfaces import Generation, Sampling
-from rlx.core.engine.runtime import InlineWorker, WorkerHost
+from rlx.core.engine.worker_host import WorkerHost
 from rlx.core.references import Bound, ComponentRef
 from rlx.testing.scripted import CharTokenizer, task
 

@@ -13,7 +13,8 @@ import pytest
 
 from rlx.core.config import PlacementConfig, RunConfig, RuntimeConfig
 from rlx.core.engine import workers
-from rlx.core.engine.runtime import RayRuntime, WorkerSpec
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.errors import EngineError, UsageError
 from rlx.core.plugins import PluginSystem
 from rlx.core.selection import select

@@ -14,10 +14,11 @@ from learner_cases import free_port, learner_arguments, random_batch
 from rlx.core.config import PublicationConfig
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.engines import RolloutEngines
+from rlx.core.engine.inline_runtime import InlineRuntime
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.publication import Publisher
-from rlx.core.engine.runtime import InlineRuntime, WorkerSpec
+from rlx.core.engine.runtime import WorkerSpec
 
 pytestmark = pytest.mark.engine
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 9, 40)]

@@ -17,7 +17,8 @@ import pytest
 from whole_runs import arguments, metrics, run
 
 from rlx.core.config import RuntimeConfig
-from rlx.core.engine.runtime import RayRuntime, WorkerSpec
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.errors import UsageError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef, shipped_modules

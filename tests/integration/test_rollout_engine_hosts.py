@@ -36,7 +36,8 @@ from learner_cases import publish_learner, random_batch, started
 
 from rlx.core.config import RuntimeConfig
 from rlx.core.engine.client import RolloutClient
-from rlx.core.engine.runtime import RayRuntime, Worker, WorkerSpec
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.runtime import Worker, WorkerSpec
 from rlx.core.errors import EngineError
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

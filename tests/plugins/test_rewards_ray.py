@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from rlx.core.config import FaultsConfig, RewardPolicy, RuntimeConfig
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.ray_worker import RayWorker
 from rlx.core.engine.rewards import RewardRunner
-from rlx.core.engine.runtime import RayRuntime, RayWorker, WorkerSpec
+from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.plugins import PluginSystem
 from rlx.core.rollouts import Rollout, Span, Task
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from rlx.core.config import RuntimeConfig
-from rlx.core.engine.runtime import InlineRuntime, RayRuntime, Runtime, WorkerSpec
+from rlx.core.engine.inline_runtime import InlineRuntime
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.runtime import Runtime, WorkerSpec
 from rlx.core.errors import ComponentError, EngineError, UsageError
 
 

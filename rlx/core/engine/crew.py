@@ -12,17 +12,12 @@ from rlx.core.config import RunConfig
 from rlx.core.engine.client import Renew
 from rlx.core.engine.depot import Depot
 from rlx.core.engine.fault_ledger import FaultLedger
+from rlx.core.engine.inline_runtime import InlineRuntime
 from rlx.core.engine.memory import MemoryUse, memory_metrics, take_memory
 from rlx.core.engine.object_store import ObjectStore
+from rlx.core.engine.ray_runtime import RayRuntime
 from rlx.core.engine.rewards import RewardRunner
-from rlx.core.engine.runtime import (
-    InlineRuntime,
-    RayRuntime,
-    Runtime,
-    Worker,
-    WorkerHooks,
-    WorkerSpec,
-)
+from rlx.core.engine.runtime import Runtime, Worker, WorkerHooks, WorkerSpec
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef
