@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from rlx.core.generation import Generation, Sampling
 from rlx.core.messages import encodable, for_template
 from rlx.core.overrides import with_overrides
 from rlx.core.rollouts import FinishReason, Message, Rollout, Task
+from rlx.core.room import Room
 from rlx.core.segment import (
     Segment,
     TurnRecord,
@@ -37,9 +38,6 @@ from rlx.core.turns import EpisodeEnded as EpisodeEnded
 from rlx.core.turns import Generate as Generate
 from rlx.core.turns import Limits as Limits
 from rlx.core.turns import Reply as Reply
-
-_MOST_CHARACTERS = 64
-"""Of a token, as an upper bound for texts."""
 
 
 class Episode:
@@ -86,8 +84,6 @@ class Episode:
         """Observations that were longer than the limit."""
         self.agent_since: float | None = time.monotonic()
         """When it became the agent's turn; None while the engine works for it."""
-        self.overflowed = False
-        """The latest prompt of the agent's own making did not fit the context."""
         self._generate = generate
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -97,7 +93,7 @@ class Episode:
         """The one that `generate` goes on with."""
         self._last: TurnRecord | None = None
         """Of the latest engine call."""
-        self._ended: FinishReason | None = None
+        self._room = Room(limits, self._segments)
         self._running = 0
         """Engine calls under way."""
 
@@ -124,7 +120,12 @@ class Episode:
     @property
     def ended(self) -> FinishReason | None:
         """The limit that was reached; None while engine calls are possible."""
-        return self._ended
+        return self._room.ended
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the latest prompt of the agent's own making did not fit the context."""
+        return self._room.overflowed
 
     @property
     def turns(self) -> int:
@@ -134,7 +135,7 @@ class Episode:
     @property
     def tokens_left(self) -> int:
         """Tokens that limits and context leave, observations not yet tokenised left aside; ≥ 0."""
-        return self._left(self._segment)
+        return self._room.left(self._segment)
 
     def turn_seed(self, turn: int) -> int:
         """A 31-bit seed, a function of the episode's seed and the turn's number."""
@@ -185,7 +186,7 @@ class Episode:
             messages = [for_template(message) for message in messages]
         except ValueError as error:
             raise ComponentError(str(error)) from error
-        self._check_size(sum(len(message["content"]) for message in messages))
+        self._room.check_size(sum(len(message["content"]) for message in messages))
         segment = going_on_from(self._segments, lambda one: one.talk.rest_of(messages, tools))
         if segment is None:
             history = self.limits.history
@@ -200,7 +201,7 @@ class Episode:
         new segment. Raises as `answer`.
         """
         if isinstance(prompt, str):
-            self._check_size(len(prompt))
+            self._room.check_size(len(prompt))
             segment = going_on_from(
                 self._segments, lambda one: one.rest_of_text(prompt, self._tokenizer)
             )
@@ -237,7 +238,7 @@ class Episode:
 
     def end(self, reason: FinishReason) -> None:
         """No engine call from now on: `generate` raises EpisodeEnded."""
-        self._ended = reason
+        self._room.ended = reason
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -291,7 +292,7 @@ class Episode:
             spans=spans,
             logprobs=logprobs,
             text=text,
-            finish_reason=finish_reason or self._ended or last,
+            finish_reason=finish_reason or self._room.ended or last,
             metrics=dict(self.metrics),
             messages=[*self.messages],
             error=error,
@@ -300,35 +301,6 @@ class Episode:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode([*tokens], skip_special_tokens=True))
-
-    def _end(self, reason: FinishReason) -> NoReturn:
-        self._ended = reason
-        raise EpisodeEnded(reason)
-
-    def _left(self, segment: Segment) -> int:
-        left = self.limits.context_length - len(segment.tokens)
-        if self.limits.max_tokens is not None:
-            taken = sum(one.added + one.reserved for one in self._segments)
-            left = min(left, self.limits.max_tokens - taken)
-        return max(0, left)
-
-    def _check_size(self, characters: int) -> None:
-        """Raise ContextExceeded for a prompt that can't fit, before it is tokenised."""
-        if characters > _MOST_CHARACTERS * self.limits.context_length:
-            self._overflow(characters // _MOST_CHARACTERS)
-
-    def _overflow(self, length: int) -> NoReturn:
-        self.overflowed = True
-        raise ContextExceeded(length, self.limits.context_length)
-
-    def _no_room(self, segment: Segment, more: int, *, asked: bool) -> NoReturn:
-        """Where the context is full, a prompt of the agent's own making may be shorter next time;
-        anything else ends the episode."""
-        length = len(segment.tokens) + more
-        if not asked or length < self.limits.context_length:
-            self._end("max_tokens")
-        segment.closed = True
-        self._overflow(length)
 
     def _begin(self, prompt: Sequence[int], talk: Conversation) -> Segment:
         segment = Segment(prompt, talk)
@@ -345,19 +317,12 @@ class Episode:
     ) -> Reply:
         """One engine call at the end of `segment`, or of the one that takes its place; `asked` by
         an agent that makes its prompts itself."""
-        if self._ended is not None:
-            raise EpisodeEnded(self._ended)
+        self._room.check(self.turns + self._running)
         sampling, stop = with_overrides(self._sampling, overrides, self._tokenizer)
-        if (
-            self.limits.max_turns is not None
-            and self.turns + self._running >= self.limits.max_turns
-        ):
-            self._end("max_turns")
         self._segment = segment = self._with_observations(segment, asked=asked)
-        budget = min(sampling.max_new_tokens, self._left(segment))
-        if budget < 1:
-            self._no_room(segment, 0, asked=asked)
-        self.overflowed = False
+        self._room.check_tokens(segment, 0, asked=asked)
+        self._room.overflowed = False
+        budget = min(sampling.max_new_tokens, self._room.left(segment))
         prompt_length = len(segment.tokens)
         if budget < sampling.max_new_tokens:
             call = replace(sampling, max_new_tokens=budget)
@@ -372,9 +337,9 @@ class Episode:
         message = {"role": "assistant", "content": shown} if show is None else show(shown)
         segment.talk.act(text, message)
         if generation.finish_reason == "length" and budget < sampling.max_new_tokens:
-            self._cut_off(segment, asked=asked)
+            self._room.cut_off(segment, asked=asked)
         if generation.finish_reason == "abort":
-            self._end("abort")
+            self._room.end("abort")
         return Reply(
             text=shown,
             tokens=tokens,
@@ -385,22 +350,14 @@ class Episode:
             stop=word,
         )
 
-    def _cut_off(self, segment: Segment, *, asked: bool) -> None:
-        """A limit cut the answer off, and not the call's own: it was the last one, but for an agent
-        that may ask with a shorter prompt."""
-        if asked and len(segment.tokens) >= self.limits.context_length:
-            segment.closed = True
-        else:
-            self._ended = "max_tokens"
-
     def _with_observations(self, segment: Segment, *, asked: bool) -> Segment:
         """The segment with the waiting observations, or a new one where history was rewritten."""
         more = segment.talk.take_observations(segment.tokens)
         if more.fresh:
             segment.closed = True
             return self._begin(more.tokens, segment.talk)
-        if more.tokens and len(more.tokens) >= self._left(segment):
-            self._no_room(segment, len(more.tokens), asked=asked)
+        if more.tokens:
+            self._room.check_tokens(segment, len(more.tokens), asked=asked)
         segment.tokens.extend(more.tokens)
         return segment
 

@@ -5,33 +5,33 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from rlx.core.component import Bound
 from rlx.core.config import RunConfig
-from rlx.core.engine.advantages import compute_advantages
 from rlx.core.engine.batches import make_batch
 from rlx.core.engine.checkpointing import Checkpointing, Models
 from rlx.core.engine.checkpoints import load_state, step_of
 from rlx.core.engine.collector import Collected, Collection, unwrap
-from rlx.core.engine.critic import Critic, critic_metrics
+from rlx.core.engine.critic import Critic
 from rlx.core.engine.divergence import DivergenceGuard, checkpoint_to_return_to
+from rlx.core.engine.emission import Emission
+from rlx.core.engine.estimation import Estimation, Reference
 from rlx.core.engine.evaluations import Evaluations
 from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.metrics import merge, rollout_metrics
 from rlx.core.engine.monitor import Monitor
-from rlx.core.engine.records import Decode, rollout_records
+from rlx.core.engine.phases import Phases
+from rlx.core.engine.records import Decode
 from rlx.core.engine.reporting import Reporter
-from rlx.core.engine.reward_norm import RunningNorm
+from rlx.core.engine.run_state import RunState
+from rlx.core.engine.step_report import StepReport
 from rlx.core.engine.views import shown_batch, shown_groups
 from rlx.core.errors import (
     DivergedError,
@@ -56,10 +56,6 @@ class _Engine(Protocol):
     async def sleep(self) -> None: ...
 
 
-class _Reference(Protocol):
-    async def score(self, batch: TrainBatch) -> np.ndarray: ...
-
-
 class _Publisher(Protocol):
     async def publish(self, learner: LearnerGroup, engine: Any, *, version: int) -> None: ...
 
@@ -78,7 +74,7 @@ class Trainer:
         evaluations: Evaluations | None,
         estimator: Bound,
         learner: LearnerGroup,
-        reference: _Reference | None,
+        reference: Reference | None,
         critic: Critic | None,
         engine: _Engine,
         publisher: _Publisher,
@@ -94,9 +90,7 @@ class Trainer:
         self._config = config
         self._collector = collector
         self._evaluations = evaluations
-        self._estimator = estimator
         self._learner = learner
-        self._reference = reference
         self._critic = critic
         self._kl = kl_controller(
             config.kl.controller,
@@ -104,8 +98,23 @@ class Trainer:
             target=config.kl.target,
             horizon=config.kl.horizon,
         )
-        self._reward_norm = (
-            RunningNorm(config.reward.clip) if config.reward.normalize == "running" else None
+        self._estimation = Estimation(
+            config,
+            estimator=estimator,
+            learner=learner,
+            reference=reference,
+            critic=critic,
+            needs_old_logprobs=needs_old_logprobs,
+            reward_weights=reward_weights,
+        )
+        self._state = RunState(
+            learner=learner,
+            critic=critic,
+            collector=collector,
+            estimator=estimator,
+            kl=self._kl,
+            reward_norm=self._estimation.reward_norm,
+            evaluations=evaluations,
         )
         self._engine = engine
         self._publisher = publisher
@@ -113,12 +122,9 @@ class Trainer:
         self._monitor = monitor
         self._plugins = plugins
         self._faults = faults
+        self._phases = Phases(monitor, faults)
         self._guard = DivergenceGuard(config.faults.bounds, steps=config.faults.bound_steps)
-        self._needs_old_logprobs = needs_old_logprobs
-        self._reward_weights = reward_weights
-        self._decode = decode
         self.step = 0
-        self.metrics: dict[str, float] = {}
         self._checkpoints = Checkpointing(
             run.checkpoints,
             config.checkpoint,
@@ -128,14 +134,24 @@ class Trainer:
                 "rlx_on_checkpoint", run=run, step=step, path=path
             ),
         )
+        self._emission = Emission(
+            StepReport(run, reporter=reporter, monitor=monitor, plugins=plugins),
+            self._phases,
+            logging=config.logging,
+            decode=decode,
+            sources=[faults.take_metrics, publisher.metrics, self._checkpoints.take_metrics],
+        )
         # While a step is under way: the state that a resumed run needs to begin it again, with
         # the same tasks and seeds.
         self._before_step: dict[str, Any] | None = None
-        self._phase = "idle"
-        self._times: dict[str, float] = {}
         self._step_task: asyncio.Task[None] | None = None
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the last step; empty before it."""
+        return self._emission.metrics
 
     async def train(self) -> str:
         """Run until the last step, a stop request or a plugin's wish; return the reason."""
@@ -166,8 +182,8 @@ class Trainer:
         found = unwrap(error)
         if isinstance(found, WorkerLostError) and self._trains(found.worker):
             return False
-        kept = self._phase == "update" and not getattr(error, "weights_changed", True)
-        return self._phase in _AT_REST or kept
+        kept = self._phases.current == "update" and not getattr(error, "weights_changed", True)
+        return self._phases.current in _AT_REST or kept
 
     def _trains(self, worker: str) -> bool:
         """Whether the worker holds a part of the state that is trained."""
@@ -187,25 +203,24 @@ class Trainer:
         Consumes tasks from the sampler; produces a new policy version and one line of metrics.
         Waits for the engine, then rewards, then the learner. Unblocked early by `request_stop`.
         """
-        started = time.perf_counter()
-        self._times = {}
-        self._before_step = copy.deepcopy(await self._state())
+        self._phases.begin()
+        self._before_step = copy.deepcopy(await self._state.state_dict(self.step))
         with self._timed("rollout"):
             collected = await self._collector.collect(self._config.rollout.groups)
         self._notify("rlx_on_rollouts", groups=shown_groups(collected.groups))
         batch = make_batch(collected.groups)
         await self._engine.sleep()
         with self._timed("score"):
-            batch = await self._score(batch)
+            batch = await self._estimation.score(batch)
         with self._timed("advantage"):
-            batch, advantages = self._advantages(batch, collected)
+            batch, advantages = self._estimation.advantages(batch, collected, kl_coef=self._kl.coef)
         extra = self._plugins.step_metrics(
             run=self._run, step=self.step + 1, batch=shown_batch(batch)
         )
         with self._timed("update"):
             update = await self._update(batch)
         if update is None:
-            self._phase = "idle"
+            self._phases.current = "idle"
             raise RunInterrupted(self._stop_reason or "the update was given up")
         self._monitor.update(update.spans)
         self.step += 1
@@ -224,15 +239,15 @@ class Trainer:
         try:
             evaluation = await self._evaluate()
         except BaseException:  # the step itself is done, and is not lost
-            self._emit(collected, batch, numbers, update, started)
+            self._emit(collected, batch, numbers, update)
             raise
         if self._checkpoint_is_due():
             with self._timed("checkpoint"):
                 await self.checkpoint()
-        self._phase = "emit"
+        self._phases.current = "emit"
         numbers = merge(numbers, evaluation, await self._monitor.take())
-        self._emit(collected, batch, numbers, update, started)
-        self._phase = "idle"
+        self._emit(collected, batch, numbers, update)
+        self._phases.current = "idle"
         if diverged is not None:
             raise diverged
 
@@ -248,46 +263,12 @@ class Trainer:
 
     async def _evaluate_at_rest(self) -> None:
         """Evaluate before the first step, or make up for an evaluation that was interrupted."""
-        self._times = {}
+        self._phases.begin()
         metrics = await self._evaluate()
-        self._reporter.log(self.step, {**metrics, "time/eval": self._times["eval"]})
-        self._phase = "idle"
+        self._reporter.log(self.step, {**metrics, "time/eval": self._phases.times["eval"]})
+        self._phases.current = "idle"
         if self._is_best():
             await self.checkpoint()
-
-    async def _score(self, batch: TrainBatch) -> TrainBatch:
-        """Run the forward passes that the selected components require, and no other."""
-        if "entropy" in self._estimator.requires:
-            old, entropy = await self._learner.score(batch, entropy=True)
-            batch = dataclasses.replace(batch, old_logprobs=old, entropy=entropy)
-        elif self._needs_old_logprobs:
-            old = await self._learner.score(batch)
-            batch = dataclasses.replace(batch, old_logprobs=old)
-        if self._config.algorithm.old_logprobs == "rollout":
-            batch = dataclasses.replace(batch, old_logprobs=batch.rollout_logprobs)
-        if self._reference is not None:
-            reference = await self._reference.score(batch)
-            batch = dataclasses.replace(batch, ref_logprobs=reference)
-        if self._critic is not None:
-            batch = await self._critic.score(batch)
-        return batch
-
-    def _advantages(
-        self, batch: TrainBatch, collected: Collected
-    ) -> tuple[TrainBatch, dict[str, float]]:
-        metrics = {}
-        if self._reward_norm is not None:
-            batch = self._reward_norm.apply(batch)
-            metrics = self._reward_norm.metrics()
-        batch, found = compute_advantages(
-            self._estimator,
-            batch,
-            collected.groups,
-            self._config,
-            self._reward_weights,
-            kl_coef=self._kl.coef,
-        )
-        return batch, merge(metrics, found, critic_metrics(batch))
 
     async def _update(self, batch: TrainBatch) -> UpdateResult | None:
         """Train on the batch; the KL coefficient in force goes with it, and moves after it."""
@@ -310,37 +291,10 @@ class Trainer:
         batch: TrainBatch,
         numbers: Mapping[str, float],
         update: UpdateResult,
-        started: float,
     ) -> None:
-        seconds = time.perf_counter() - started
-        self._times["rollout"] = collected.rollout_seconds
-        if collected.reward_seconds is not None:
-            self._times["reward"] = collected.reward_seconds
-        metrics = merge(
-            numbers,
-            self._faults.take_metrics(),
-            self._publisher.metrics(),
-            self._checkpoints.take_metrics(),
-            {f"time/{name}": value for name, value in self._times.items() if name != "advantage"},
-            {
-                "time/step": seconds,
-                "throughput/rollouts_per_s": batch.rollout_count / seconds,
-                "throughput/tokens_per_s": batch.action_count / seconds,
-            },
+        wish = self._emission.emit(
+            self.step, numbers, collected=collected, batch=batch, update=update
         )
-        self.metrics = metrics
-        self._monitor.step(self.step, seconds)
-        self._reporter.log(self.step, metrics)
-        if self._config.logging.rollouts:
-            complete = self._config.logging.rollouts == "complete"
-            limit = None if complete else self._config.logging.rollouts_per_step
-            assert update.logprobs is not None
-            records = rollout_records(
-                collected.groups, batch, update.logprobs, decode=self._decode, limit=limit
-            )
-            self._reporter.log_samples(self.step, records)
-        self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
-        wish = self._plugins.stop_reason(run=self._run, step=self.step, metrics=metrics)
         if wish and self._stop_reason is None:
             self._stop_reason = wish
 
@@ -361,18 +315,8 @@ class Trainer:
 
     async def checkpoint(self, *, last: bool = False) -> None:
         """Save the state after the last finished step, once; with `last` return when it is done."""
-        state = self._before_step or await self._state()
+        state = self._before_step or await self._state.state_dict(self.step)
         await self._checkpoints.save(self.step, state, best=self._best_step(), last=last)
-
-    async def _state(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "collector": await self._collector.state_dict(),
-            "estimator": self._estimator.state_dict(),
-            "kl": self._kl.state_dict(),
-            "reward_norm": self._reward_norm.state_dict() if self._reward_norm else {},
-            "evaluations": self._evaluations.state_dict() if self._evaluations else {},
-        }
 
     async def resume(self, folder: Path) -> None:
         """Take up the state of a checkpoint and give its weights to the engine."""
@@ -400,15 +344,7 @@ class Trainer:
 
     async def _load(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Take up all of a checkpoint but where its rollouts come from."""
-        self._estimator.load_state_dict(state["estimator"])
-        if self._evaluations is not None:
-            self._evaluations.load_state_dict(state.get("evaluations", {}))
-        self._kl.load_state_dict(state["kl"])
-        if self._reward_norm is not None and state["reward_norm"]:
-            self._reward_norm.load_state_dict(state["reward_norm"])
-        await self._learner.load(str(folder / "policy"))
-        if self._critic is not None:
-            await self._critic.load(str(folder / "critic"))
+        await self._state.load(folder, state)
         self.step = self._faults.step = step_of(folder)
         self._checkpoints.start_from(self.step)
         await self.publish()
@@ -421,7 +357,7 @@ class Trainer:
     @property
     def saving(self) -> bool:
         """Whether it is at what would be lost if it were cut: new weights, or a checkpoint."""
-        return self._checkpoints.busy or self._phase in ("update", "publish", "checkpoint")
+        return self._checkpoints.busy or self._phases.current in ("update", "publish", "checkpoint")
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to end after the last finished step (called from a signal handler).
@@ -432,12 +368,12 @@ class Trainer:
         if self._stop_reason is not None:
             return
         self._stop_reason = reason
-        if self._phase == "update":
+        if self._phases.current == "update":
             for part in (self._learner, self._critic):
                 if part is not None:
                     task = asyncio.get_running_loop().create_task(part.abort())
                     self._background.add(task)
-        elif self._phase in _AT_REST and self._step_task is not None:
+        elif self._phases.current in _AT_REST and self._step_task is not None:
             self._step_task.cancel()
 
     async def _cancellable(self, step: Any) -> None:
@@ -456,11 +392,5 @@ class Trainer:
         finally:
             self._step_task = None
 
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        self._phase = self._faults.phase = phase
-        started = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - started
-        self._times[phase] = self._times.get(phase, 0.0) + seconds
-        self._monitor.phase(phase, seconds, step=self.step)
+    def _timed(self, phase: str) -> AbstractContextManager[None]:
+        return self._phases.timed(phase, step=self.step)
