@@ -63,14 +63,19 @@ def test_killed_run_is_resumed_in_mid_epoch_bit_by_bit(data: Path) -> None:
 
 
 def test_reward_model_serves_reinforcement_learning_and_starts_a_critic(data: Path) -> None:
-    """Trained, kept where it did best, loaded by transformers, used by `train` (about 30 s)."""
+    """Trained, kept where it did best (once that is spelt right), loaded by transformers, used by
+    `train` (about 35 s)."""
     from transformers import AutoModelForSequenceClassification
 
-    run(
-        data,
+    words = (
         "rm --model tiny --data pairs.jsonl --eval-data pairs.jsonl --eval-every 2 --steps 12 "
-        "--batch-size 16 --lr 3e-3 --best eval/pairs/accuracy --runtime inline --output rm".split(),
-    )
+        "--batch-size 16 --lr 3e-3 --runtime inline --output rm"
+    ).split()
+    said = run(data, [*words, "--best", "eval/pairs/acuracy"], code=2)
+    assert "did you mean 'eval/pairs/accuracy'?" in said
+    assert not metrics(data / "rm"), "it ends before the first step"
+    assert not list((data / "rm").glob("checkpoints/step-*"))
+    run(data, [*words, "--best", "eval/pairs/accuracy"])
     last = metrics(data / "rm")[-1]
     assert last["eval/pairs/accuracy"] > 0.9
     assert (data / "rm" / "checkpoints" / "best").is_symlink()

@@ -21,6 +21,10 @@ class ObjectiveGroup:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = list(workers)
 
+    @property
+    def ranks(self) -> int:
+        return len(self._workers)
+
     async def score(self, batch: RowBatch) -> np.ndarray:
         """Log-probs (or a head's numbers) [N] under the current weights."""
         shares = self._shares(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlx.core.errors import UsageError, did_you_mean
@@ -23,16 +23,25 @@ class Best:
         self.step: int | None = None
         """The first of equals."""
 
-    def note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the results of an evaluation; raises UsageError when the metric is not in them."""
-        if self._metric is None:
-            return
-        if self._metric not in metrics:
+    @property
+    def source(self) -> str | None:
+        """Name of the held-out data that the metric is of (`eval/<source>/…`)."""
+        return None if self._metric is None else self._metric.split("/", 2)[1]
+
+    def check(self, metrics: Collection[str]) -> None:
+        """Raise UsageError when evaluation, which gives `metrics`, does not give this one."""
+        if self._metric is not None and self._metric not in metrics:
             raise UsageError(
                 f"evaluation gives no metric {self._metric!r}",
                 where="checkpoint.best",
                 fix=did_you_mean(self._metric, metrics) or f"one of: {', '.join(sorted(metrics))}",
             )
+
+    def note(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the results of an evaluation; raises UsageError when the metric is not in them."""
+        if self._metric is None:
+            return
+        self.check(metrics)
         value = self._sign * metrics[self._metric]
         if value > self._value:
             self._value, self.step = value, step

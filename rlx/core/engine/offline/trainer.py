@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from rlx.core.engine.metrics import merge
 from rlx.core.engine.monitor import Monitor
 from rlx.core.engine.objective_group import ObjectiveGroup
 from rlx.core.engine.offline.best import Best
+from rlx.core.engine.phases import Phases
 from rlx.core.engine.reporting import Reporter
+from rlx.core.engine.step_report import StepReport
 from rlx.core.errors import RunInterrupted
 from rlx.core.offline.draws import Draws
 from rlx.core.offline.rows import RowBatch, join
@@ -43,6 +44,12 @@ class DataSet:
     rows: RowBatch
     others: RowBatch | None = None
     """Row for row, the prompt with another row's answer."""
+
+    def first(self, count: int) -> DataSet:
+        """Of `count` rows, or of all where there are fewer."""
+        chosen = np.arange(min(count, self.rows.rollout_count))
+        others = None if self.others is None else self.others.take(chosen)
+        return DataSet(name=self.name, rows=self.rows.take(chosen), others=others)
 
 
 class OfflineTrainer:
@@ -78,6 +85,8 @@ class OfflineTrainer:
         self._monitor = monitor
         self._plugins = plugins
         self._faults = faults
+        self._report = StepReport(run, reporter=reporter, monitor=monitor, plugins=plugins)
+        self._phases = Phases(monitor, faults)
         self._guard = DivergenceGuard(config.faults.bounds, steps=config.faults.bound_steps)
         self._rows_digest = data.rows.digest_with_labels
         self._best = Best(config.checkpoint.best)
@@ -97,12 +106,12 @@ class OfflineTrainer:
         self._before_step: dict[str, Any] | None = None
         self._updating = False
         self._measuring = False
-        self._times: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
     async def train(self) -> str:
         """Run until the last step, a stop request or a plugin's wish; return the reason."""
+        await self._check_best()
         try:
             if self._evaluation_is_due():
                 await self._evaluate_at_rest()
@@ -131,8 +140,7 @@ class OfflineTrainer:
         Consumes rows of the data; produces new weights and one line of metrics. Waits for the
         learner. Unblocked early by `request_stop`.
         """
-        started = time.perf_counter()
-        self._times = {}
+        self._phases.begin()
         self._before_step = self._draws.state_dict()
         chosen = self._draws.next()
         batch = self._data.rows.take(chosen)
@@ -142,7 +150,7 @@ class OfflineTrainer:
         self.step += 1
         self._before_step = None
         self._faults.finished(self.step)
-        seconds = time.perf_counter() - started
+        seconds = self._phases.seconds
         speed = {
             "throughput/rows_per_s": batch.rollout_count / seconds,
             "throughput/tokens_per_s": len(batch.tokens) / seconds,
@@ -156,9 +164,9 @@ class OfflineTrainer:
                 with self._timed("checkpoint"):
                     await self.checkpoint()
         except BaseException:  # the step itself is done, and is not lost
-            self._emit(numbers, started)
+            self._emit(numbers)
             raise
-        self._emit(merge(numbers, evaluation, await self._monitor.take()), started)
+        self._emit(merge(numbers, evaluation, await self._monitor.take()))
         if diverged is not None:
             raise diverged
 
@@ -173,19 +181,16 @@ class OfflineTrainer:
             raise RunInterrupted(self._stop_reason or "the update was given up")
         return update
 
-    def _emit(self, numbers: Mapping[str, float], started: float) -> None:
-        times = {f"time/{name}": value for name, value in self._times.items()}
+    def _emit(self, numbers: Mapping[str, float]) -> None:
+        times = {f"time/{name}": value for name, value in self._phases.times.items()}
         if self._reference_seconds is not None:
             times["time/reference"] = self._reference_seconds
             self._reference_seconds = None
         times |= self._checkpoints.take_metrics()
-        seconds = time.perf_counter() - started
-        metrics = merge(numbers, self._faults.take_metrics(), times, {"time/step": seconds})
-        self.metrics = metrics
-        self._monitor.step(self.step, seconds)
-        self._reporter.log(self.step, metrics)
-        self._plugins.notify("rlx_on_step_end", run=self._run, step=self.step, metrics=metrics)
-        wish = self._plugins.stop_reason(run=self._run, step=self.step, metrics=metrics)
+        seconds = self._phases.seconds
+        faults = self._faults.take_metrics()
+        self.metrics = merge(numbers, faults, times, {"time/step": seconds})
+        wish = self._report.emit(self.step, self.metrics, seconds=seconds)
         if wish and self._stop_reason is None:
             self._stop_reason = wish
 
@@ -199,6 +204,21 @@ class OfflineTrainer:
             return settings.before_training
         return step >= self._config.steps or (settings.every > 0 and step % settings.every == 0)
 
+    async def _check_best(self) -> None:
+        """Find out before the first step whether evaluation gives the metric of `checkpoint.best`.
+
+        What an objective measures, only the objective says, on rows: here the first of each rank.
+        """
+        held_out = next((one for one in self._evaluation if one.name == self._best.source), None)
+        if held_out is not None:
+            self._best.check(await self._measure(held_out.first(self._learner.ranks)))
+
+    async def _measure(self, held_out: DataSet) -> dict[str, float]:
+        prefix = f"eval/{held_out.name}/"
+        return await self._learner.measure(
+            held_out.rows, step=self.step, prefix=prefix, others=held_out.others
+        )
+
     async def _evaluate(self) -> dict[str, float]:
         """Loss and metrics on held-out rows under the present weights; empty when none is due."""
         if not self._evaluation_is_due():
@@ -209,12 +229,7 @@ class OfflineTrainer:
         try:
             with self._timed("eval"):
                 for held_out in self._evaluation:
-                    metrics |= await self._learner.measure(
-                        held_out.rows,
-                        step=self.step,
-                        prefix=f"eval/{held_out.name}/",
-                        others=held_out.others,
-                    )
+                    metrics |= await self._measure(held_out)
         finally:
             self._measuring = False
         self._evaluated = self.step
@@ -224,9 +239,9 @@ class OfflineTrainer:
 
     async def _evaluate_at_rest(self) -> None:
         """Evaluate before the first step, or make up for an evaluation that was interrupted."""
-        self._times = {}
+        self._phases.begin()
         metrics = await self._evaluate()
-        self._reporter.log(self.step, {**metrics, "time/eval": self._times["eval"]})
+        self._reporter.log(self.step, {**metrics, "time/eval": self._phases.times["eval"]})
         if self._best.step == self.step:
             await self.checkpoint()
 
@@ -302,11 +317,5 @@ class OfflineTrainer:
             task = asyncio.get_running_loop().create_task(self._learner.abort())
             self._background.add(task)
 
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        self._faults.phase = phase
-        started = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - started
-        self._times[phase] = self._times.get(phase, 0.0) + seconds
-        self._monitor.phase(phase, seconds, step=self.step)
+    def _timed(self, phase: str) -> AbstractContextManager[None]:
+        return self._phases.timed(phase, step=self.step)
