@@ -77,7 +77,7 @@ def inputs_of(rollouts: Sequences) -> Any:
 def test_correction_equals_its_reference(
     correction: Any, reference: Any, low: float, high: float
 ) -> None:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(sequences)
     def check(rollouts: Sequences) -> None:
         found = correction(inputs_of(rollouts), low=low, high=high)

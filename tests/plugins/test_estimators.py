@@ -281,7 +281,7 @@ REFERENCES = [
     ids=[f"{f.__name__}-{p}" for f, _, p in REFERENCES],
 )
 def test_estimator_equals_its_reference(estimator: Any, reference: Any, params: Any) -> None:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(batches())
     def check(batch: Batch) -> None:
         found = estimator(inputs_of(batch), **params)
@@ -291,7 +291,7 @@ def test_estimator_equals_its_reference(estimator: Any, reference: Any, params: 
     check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches())
 def test_maxrl_equals_its_reference_on_rewards_in_the_unit_interval(batch: Batch) -> None:
     for rollout in batch:
@@ -302,7 +302,7 @@ def test_maxrl_equals_its_reference_on_rewards_in_the_unit_interval(batch: Batch
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.0, 1.0)])
 def test_gae_equals_its_reference(gamma: float, lam: float, whiten: bool) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(batches())
     def check(batch: Batch) -> None:
         found = gae(inputs_of(batch), gamma=gamma, lam=lam, whiten=whiten)
@@ -402,7 +402,7 @@ def test_inputs_are_not_mutated_and_answers_repeat(estimator: Any) -> None:
 
 
 @pytest.mark.parametrize("estimator", [*PER_ROLLOUT, *PER_TOKEN])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(batch=batches(), seed=st.integers(0, 99))
 def test_order_of_rollouts_does_not_matter(estimator: Any, batch: Batch, seed: int) -> None:
     def by_rollout(order: list[int]) -> dict[int, list[float]]:

@@ -242,7 +242,7 @@ def test_loss_equals_its_reference(loss: Any, reference: Reference, params: Any)
     ranks = loss in (clip_cov, kl_cov)
     generic = st.builds(random_data, st.integers(0, 2**32), ragged_lengths())
 
-    @settings(max_examples=100 if ranks else 40, deadline=None)
+    @settings(max_examples=100 if ranks else 40)
     @given(generic if ranks else datasets())
     def check(data: Data) -> None:
         found = surrogate(loss, inputs_of(data), **params)

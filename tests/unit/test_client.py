@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from loop_turns import turns
 
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.interfaces import (
@@ -98,11 +100,11 @@ def test_new_weights_wait_for_running_requests_unless_they_are_swapped_in_flight
         worker = SlowWorker()
         client = RolloutClient(worker, swaps_in_flight=in_flight)
         first = asyncio.create_task(ask(client, [1, 2]))
-        await asyncio.sleep(0.01)
+        await turns()
         load = asyncio.create_task(client.load_weights(None))
-        await asyncio.sleep(0.01)
+        await turns()
         second = asyncio.create_task(ask(client, [3]))
-        await asyncio.sleep(0.01)
+        await turns()
         asked_meanwhile = worker.running
         worker.go.set()
         await load
@@ -115,21 +117,26 @@ def test_new_weights_wait_for_running_requests_unless_they_are_swapped_in_flight
     assert asked_meanwhile == (3 if in_flight else 2)
 
 
-def test_idle_share_is_the_time_without_requests():
+def test_idle_share_is_the_time_without_requests(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("rlx.core.engine.client.time", clock)
+
     async def run() -> tuple[float, float]:
+        nonlocal now
         worker = SlowWorker()
         client = RolloutClient(worker)
-        await asyncio.sleep(0.05)
+        now += 5
         before = client.take_idle_share()
+        now += 1
         asking = asyncio.create_task(ask(client, [1]))
-        await asyncio.sleep(0.05)
+        await turns()
+        now += 3
         worker.go.set()
         await asking
         return before, client.take_idle_share()
 
-    idle, busy = asyncio.run(run())
-    assert idle == 1
-    assert busy < 0.5
+    assert asyncio.run(run()) == (1, 0.25)
 
 
 def test_engine_error_reaches_every_caller():
@@ -191,7 +198,7 @@ def replaced_by(*workers: MortalWorker) -> tuple[RolloutClient, list[MortalWorke
     async def renew(lost: WorkerLostError) -> MortalWorker:
         if not spare:
             raise EngineError(f"{lost}, once too often")
-        await asyncio.sleep(0.01)
+        await turns(100)
         return spare.pop(0)
 
     return RolloutClient(workers[0], renew=renew), spare
@@ -232,7 +239,7 @@ def test_new_engine_has_the_published_weights_before_it_is_asked():
         client, _ = replaced_by(dying, fresh)
         await client.load_weights(update(7))
         waiting = asyncio.create_task(ask(client, [1]))
-        await asyncio.sleep(0.005)
+        await turns(20)
         assert await ask(client, [2]) == [2], "what is asked meanwhile waits too"
         assert await waiting == [1]
 
@@ -288,9 +295,7 @@ def test_calls_that_fail_together_replace_the_engine_once():
     async def run() -> list[MortalWorker]:
         client, spare = replaced_by(dying, fresh, MortalWorker())
         first = asyncio.create_task(ask(client, [1]))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(3)
         second = asyncio.create_task(ask(client, [2]))
         assert await first == [1]
         assert await second == [2]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from loop_turns import turns
 
 from rlx.core.engine.client import RolloutClient
 from rlx.core.engine.engines import RolloutEngines
@@ -93,9 +95,9 @@ def test_a_turn_leaves_its_home_only_for_a_much_emptier_engine(running: int, mov
         engines = engines_of([full, empty])
         with engines.group(1) as at_home, engines.group(1):
             busy = [asyncio.create_task(at_home([1], SAMPLING, 0)) for _ in range(running)]
-            await asyncio.sleep(0.01)
+            await turns()
             late = asyncio.create_task(at_home([1], SAMPLING, 7))
-            await asyncio.sleep(0.01)
+            await turns()
             full.go.set()
             await asyncio.gather(*busy, late)
         return full.seeds, empty.seeds
@@ -143,20 +145,25 @@ def test_engines_sleep_only_where_they_share_their_gpus(level: int) -> None:
     assert asyncio.run(run()) == ([("sleep", 2)] if level else [])
 
 
-def test_idle_share_is_the_mean_over_engines() -> None:
+def test_idle_share_is_the_mean_over_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("rlx.core.engine.client.time", clock)
+
     async def run() -> float:
+        nonlocal now
         workers = [Engine(open=False), Engine()]
         engines = engines_of(workers)
         busy = asyncio.create_task(play(engines, 0, 1))
-        await asyncio.sleep(0.01)
+        await turns()
         engines.take_idle_share()
-        await asyncio.sleep(0.02)
+        now += 1
         share = engines.take_idle_share()
         workers[0].go.set()
         await busy
         return share
 
-    assert asyncio.run(run()) == pytest.approx(0.5)
+    assert asyncio.run(run()) == 0.5
 
 
 def test_an_engine_that_fails_fails_its_own_requests_only() -> None:

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.core.engine.learner.flat_packing import first_fit, make_flat_micro_batches
@@ -55,7 +55,6 @@ def paths(micro: MicroBatch) -> list[list[int]]:
     return [own[place] for place in range(micro.tokens.shape[1])]
 
 
-@settings(deadline=None)
 @given(groups=families, budget=st.integers(8, 80), worth=st.sampled_from([None, 1, 5]))
 def test_every_action_token_is_predicted_from_all_tokens_before_it(
     groups: list[list[list[int]]], budget: int, worth: int | None
@@ -128,7 +127,6 @@ def test_segments_share_with_the_segments_that_begin_like_them() -> None:
     assert micro.tokens.size == 9 + 2 + 7 + 2
 
 
-@settings(deadline=None)
 @given(family=families.map(lambda groups: [row for group in groups for row in group]))
 def test_trees_save_at_least_what_one_tree_or_none_would(family: list[list[int]]) -> None:
     rows = [np.array(row) for row in family]

@@ -26,7 +26,7 @@ def flat(rollouts: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(values, dtype=torch.float64), torch.tensor(lengths)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sequences)
 def test_sequence_sum_and_mean(rollouts: list[list[float]]) -> None:
     values, lengths = flat(rollouts)
@@ -36,7 +36,7 @@ def test_sequence_sum_and_mean(rollouts: list[list[float]]) -> None:
     assert ragged.sequence_mean(values, lengths).tolist() == pytest.approx(means)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sequences, st.floats(-9, 9))
 def test_next_token_stays_within_the_rollout(rollouts: list[list[float]], fill: float) -> None:
     values, lengths = flat(rollouts)
@@ -44,7 +44,7 @@ def test_next_token_stays_within_the_rollout(rollouts: list[list[float]], fill: 
     assert ragged.next_token(values, lengths, fill).tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sequences, st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_discounted_sum(rollouts: list[list[float]], gamma: float) -> None:
     values, lengths = flat(rollouts)
@@ -67,7 +67,7 @@ def test_discounted_sum_of_long_rollouts_is_accurate_in_float32() -> None:
     assert found[0].item() == pytest.approx(409.7, rel=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grouped)
 def test_group_statistics(rollouts: list[tuple[int, float]]) -> None:
     names, rewards = zip(*rollouts, strict=True)

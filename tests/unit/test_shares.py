@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_prefixes import make_batch
 
@@ -25,7 +25,6 @@ def test_largest_differencing_finds_the_even_split_of_its_paper() -> None:
     assert gap(longest_first(numbers, 2)) == 4
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 6))
 def test_every_rollout_has_one_rank(lengths: list[int], ranks: int) -> None:
     for split in (largest_differencing, longest_first):

@@ -84,7 +84,7 @@ def test_weights_wait_for_long_responses_unless_they_are_swapped_in_flight() -> 
     assert play(long).step == pytest.approx(10.5, rel=0.1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     groups=st.integers(1, 6),
     size=st.integers(1, 4),
