@@ -10,10 +10,20 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 REQUIREMENTS = Path(__file__).with_name("trl-requirements.txt")
 FOLDER = Path(".venv-trl")
+
+
+class Timed(Protocol):
+    @property
+    def seconds(self) -> float: ...
+
+
+S = TypeVar("S", bound=Timed)
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +35,24 @@ def add_option(parser: argparse.ArgumentParser) -> None:
         f"{FOLDER} is made with "
         f"{REQUIREMENTS.name} and the packages of this environment",
     )
+
+
+def add_side_options(parser: argparse.ArgumentParser) -> None:
+    """Which sides run, how often; `--trl-python` beside them."""
+    parser.add_argument("--rounds", type=int, default=1, help="times that each side runs")
+    parser.add_argument("--settings", nargs="+", help="of TRL; else those that were its fastest")
+    parser.add_argument("--only", choices=("rlx", "trl"), help="one side alone")
+    add_option(parser)
+
+
+def in_turns(sides: Mapping[str, Callable[[], S]], rounds: int) -> dict[str, list[S]]:
+    """Run the sides in turns, `rounds` times, and say how long each took; outcomes by side."""
+    found: dict[str, list[S]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side, run in sides.items():
+            found[side].append(run())
+            print(f"{side}: {found[side][-1].seconds:.2f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def trl_python(given: str | None) -> str:

@@ -31,7 +31,7 @@ from statistics import fmean
 
 from benchmarks import DATA
 from benchmarks.measuring import measure, warn_if_busy
-from benchmarks.trl_environment import add_option, trl_python
+from benchmarks.trl_environment import add_side_options, in_turns, trl_python
 
 MODEL = "models/smollm2-135m-instruct"
 SIDES = Path(__file__).parent / "trl_side"
@@ -81,12 +81,9 @@ class Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="|".join(CASES))
-    parser.add_argument("--rounds", type=int, default=1, help="times that each side runs")
     parser.add_argument("--steps", type=int, help="steps of a run, with the first")
-    parser.add_argument("--settings", nargs="+", help="of TRL; by default its best and float32")
-    parser.add_argument("--only", choices=("rlx", "trl"), help="one side alone")
     parser.add_argument("--words", nargs="+", default=[], help="further words for `rlx train`")
-    add_option(parser)
+    add_side_options(parser)
     arguments = parser.parse_args()
     python = "" if arguments.only == "rlx" else trl_python(arguments.trl_python)
     warn_if_busy()
@@ -109,11 +106,7 @@ def main() -> None:
 
 def compare(name: str, case: Case, sides: dict[str, Callable[[], Outcome]], rounds: int) -> None:
     """Run the sides in turns and print a line each, then the ratios of their speeds."""
-    found: dict[str, list[Outcome]] = {side: [] for side in sides}
-    for _ in range(rounds):
-        for side, run in sides.items():
-            found[side].append(run())
-            print(f"{side}: {found[side][-1].seconds:.2f} s a step", file=sys.stderr, flush=True)
+    found = in_turns(sides, rounds)
     rollouts = case.groups * GROUP_SIZE
     seconds = {side: fmean(one.seconds for one in outcomes) for side, outcomes in found.items()}
     for side, outcomes in found.items():

@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks import DATA
 from benchmarks.ladder_data import prompt_of
 from benchmarks.measuring import measure, warn_if_busy
-from benchmarks.trl_environment import add_option, trl_python
+from benchmarks.trl_environment import add_side_options, in_turns, trl_python
 
 MODEL = "models/smollm2-135m-instruct"
 SIDE = Path(__file__).parent / "trl_side" / "offline.py"
@@ -62,12 +62,9 @@ class Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("objectives", nargs="*", default=["sft", "dpo"], metavar="sft|dpo")
-    parser.add_argument("--rounds", type=int, default=1, help="times that each side runs")
-    parser.add_argument("--settings", nargs="+", help="of TRL; the fastest counts")
     parser.add_argument("--rows", type=int, help="rows of data")
-    parser.add_argument("--only", choices=("rlx", "trl"), help="one side alone")
     parser.add_argument("--set", action="append", default=[], help="further settings of rlx")
-    add_option(parser)
+    add_side_options(parser)
     arguments = parser.parse_args()
     python = "" if arguments.only == "rlx" else trl_python(arguments.trl_python)
     warn_if_busy()
@@ -89,11 +86,7 @@ def main() -> None:
 
 def compare(objective: str, sides: dict[str, Callable[[], Outcome]], rounds: int) -> None:
     """Run the sides in turns and print a line each, then the ratio of their speeds."""
-    found: dict[str, list[Outcome]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, run in sides.items():
-            found[name].append(run())
-            print(f"{name}: {found[name][-1].seconds:.1f} s", file=sys.stderr, flush=True)
+    found = in_turns(sides, rounds)
     speeds = {}
     for name, outcomes in found.items():
         seconds = fmean(one.seconds for one in outcomes)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlx.cli.output import print_notice, print_warning
+from rlx.cli.loading import loaded_plugins
+from rlx.cli.output import print_warning
 from rlx.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,15 +35,12 @@ def checked(settings: Settings, *, resume: bool, elsewhere: bool = False) -> Che
         UsageError: with what is wrong, where it was set and what to write instead.
     """
     from rlx.core.models import policy_info
-    from rlx.core.plugins import PluginSystem
     from rlx.core.preflight import ELSEWHERE_RULES, check
     from rlx.core.run import default_folder
     from rlx.core.selection import select
 
     config = settings.config
-    plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
-    for notice in plugins.notices:
-        print_notice(notice)
+    plugins = loaded_plugins(config)
     info = policy_info(config.model, where=f"model ({settings.origin('model')})")
     selection = select(config, plugins, origins=settings.origins)
     output = config.output or (None if resume else default_folder(config, Path("runs")))

@@ -107,3 +107,4 @@ ConfigFiles: TypeAlias = Annotated[
     list[Path] | None,
     typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
 ]
+Root: TypeAlias = Annotated[Path, typer.Option("--root", help="Folder that holds the runs.")]

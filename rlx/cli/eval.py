@@ -11,8 +11,22 @@ import typer
 from rich.measure import Measurement
 from rich.table import Table
 
-from rlx.cli.output import console, next_step, print_notice, print_warning
-from rlx.cli.targets import SOURCE, Target, check_new, find_target, numbered_folder
+from rlx.cli.common_options import ConfigFiles, Root
+from rlx.cli.loading import loaded_plugins
+from rlx.cli.output import console, next_step, print_warning
+from rlx.cli.sampling_options import (
+    Agent,
+    Engine,
+    MaxNewTokens,
+    MaxTasks,
+    Rewards,
+    Runtime,
+    Seed,
+    Sets,
+    Source,
+    flags_of,
+)
+from rlx.cli.targets import Target, check_new, find_target, numbered_folder
 from rlx.cli.waiting import shown
 from rlx.core.config import SourceConfig
 from rlx.core.run import EVALS_NAME
@@ -44,64 +58,37 @@ FLAGS = {
 
 @app.command(epilog="The settings are those of a run: [bold]rlx train --dry-run[/bold] lists them.")
 def evaluate(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar=f"[{SOURCE}]",
-            help="Model folder or hub name, run folder (its newest checkpoint), or checkpoint "
-            "folder; none: the embedded model.",
-            show_default=False,
-        ),
-    ] = None,
+    source: Source = None,
     data: Annotated[
         list[str] | None,
         typer.Option("--data", help="Data to evaluate on; repeatable. Unset: eval.sources."),
     ] = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option("--reward", help="Reward; repeatable.", metavar="NAME[:WEIGHT]"),
-    ] = None,
+    reward: Rewards = None,
     samples: Annotated[
         int | None, typer.Option("--samples", "-n", help="Rollouts per task, for pass@k.")
     ] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", help="0 is greedy (default for one sample).")
     ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", help="Longest response.")
-    ] = None,
-    max_tasks: Annotated[
-        int | None, typer.Option("--max-tasks", help="Most tasks of each data set.")
-    ] = None,
+    max_new_tokens: MaxNewTokens = None,
+    max_tasks: MaxTasks = None,
     part: Annotated[
         str | None, typer.Option("--part", help="Reward whose score counts (default: the first).")
     ] = None,
     threshold: Annotated[
         float | None, typer.Option("--threshold", help="Score from which on a rollout passes.")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="What drives a rollout.")] = None,
-    engine: Annotated[
-        str | None, typer.Option("--engine", help="Generates: vllm or transformers.")
-    ] = None,
-    runtime: Annotated[
-        str | None, typer.Option("--runtime", help="ray, or inline: all in this process.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of sampling.")] = None,
+    agent: Agent = None,
+    engine: Engine = None,
+    runtime: Runtime = None,
+    seed: Seed = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Folder for results and samples; new or empty."),
     ] = None,
-    root: Annotated[Path, typer.Option("--root", help="Folder that holds the runs.")] = Path(
-        "runs"
-    ),
-    config: Annotated[
-        list[Path] | None,
-        typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting, as YAML.", metavar="KEY=VALUE"),
-    ] = None,
+    root: Root = Path("runs"),
+    config: ConfigFiles = None,
+    set_: Sets = None,
 ) -> None:
     """Evaluate a model, a run or a checkpoint: mean score and pass@k.
 
@@ -114,13 +101,8 @@ def evaluate(
     check_new(folder)
     from rlx.core.engine.evaluate import evaluate as run_evaluation
     from rlx.core.engine.evaluate import prepare_evaluation
-    from rlx.core.plugins import PluginSystem
 
-    plugins = PluginSystem.load(
-        disable=settings.config.plugins.disable, required=settings.config.plugins.required
-    )
-    for notice in plugins.notices:
-        print_notice(notice)
+    plugins = loaded_plugins(settings.config)
     job = prepare_evaluation(settings.config, plugins=plugins, origins=settings.origins)
     for finding in job.setup.warnings:
         print_warning(finding.what, finding.fix)
@@ -133,11 +115,10 @@ def _settings(
     target: Target, given: dict[str, Any], files: list[Path], sets: list[str]
 ) -> Settings:
     """The run's settings, files, environment, flags and `--set`, in this order."""
-    flags = {name: None if value == [] else value for name, value in given.items()}
     settings = load_settings(
         files=[*([target.settings] if target.settings else []), *files],
         sets=sets,
-        flags={"model": target.model, **flags},
+        flags={"model": target.model, **flags_of(given)},
         names=FLAGS,
     )
     config = settings.config

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from rlx.cli.common_options import Root
 from rlx.cli.output import console, next_step
 from rlx.core.errors import UsageError
 from rlx.core.models import ModelInfo, is_adapter, model_info
@@ -29,9 +30,7 @@ def export(
         ),
     ],
     destination: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
-    root: Annotated[Path, typer.Option("--root", help="Folder that holds the runs.")] = Path(
-        "runs"
-    ),
+    root: Root = Path("runs"),
     merge: Annotated[
         bool,
         typer.Option("--merge", help="Write the whole model with the adapter in it."),

@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlx.cli.common_options import ConfigFiles, Root
+from rlx.cli.loading import loaded_plugins
 from rlx.cli.output import console, next_step, print_notice, print_warning
-from rlx.cli.targets import SOURCE, Target, check_new, find_target, numbered_folder
+from rlx.cli.sampling_options import (
+    Agent,
+    Engine,
+    MaxNewTokens,
+    MaxTasks,
+    Rewards,
+    Runtime,
+    Seed,
+    Sets,
+    Source,
+    flags_of,
+)
+from rlx.cli.targets import Target, check_new, find_target, numbered_folder
 from rlx.cli.waiting import shown
 from rlx.core.errors import RunInterrupted, UsageError
 from rlx.core.run import CONFIG_NAME, MANIFEST_NAME
@@ -46,20 +60,9 @@ FLAGS = {
 
 @app.command(epilog="The settings are those of a run: [bold]rlx train --dry-run[/bold] lists them.")
 def generate(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar=f"[{SOURCE}]",
-            help="Model folder or hub name, run folder (its newest checkpoint), or checkpoint "
-            "folder; none: the embedded model.",
-            show_default=False,
-        ),
-    ] = None,
+    source: Source = None,
     data: Annotated[str | None, typer.Option("--data", help="Prompts: file, folder, …")] = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option("--reward", help="Reward; repeatable.", metavar="NAME[:WEIGHT]"),
-    ] = None,
+    reward: Rewards = None,
     samples: Annotated[
         int | None, typer.Option("--samples", "-n", help="Samples of each task.")
     ] = None,
@@ -81,20 +84,12 @@ def generate(
         bool | None, typer.Option("--parquet", help="Write Parquet, not JSON lines.")
     ] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option("--max-new-tokens", help="Longest response.")
-    ] = None,
-    max_tasks: Annotated[
-        int | None, typer.Option("--max-tasks", help="Most tasks of each data set.")
-    ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="What drives a rollout.")] = None,
-    engine: Annotated[
-        str | None, typer.Option("--engine", help="Generates: vllm or transformers.")
-    ] = None,
-    runtime: Annotated[
-        str | None, typer.Option("--runtime", help="ray, or inline: all in this process.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of sampling.")] = None,
+    max_new_tokens: MaxNewTokens = None,
+    max_tasks: MaxTasks = None,
+    agent: Agent = None,
+    engine: Engine = None,
+    runtime: Runtime = None,
+    seed: Seed = None,
     output: Annotated[
         Path | None, typer.Option("--output", help="Folder for the samples; new or empty.")
     ] = None,
@@ -102,17 +97,9 @@ def generate(
         bool,
         typer.Option("--resume", help="Go on with the samples in --output, or select anew."),
     ] = False,
-    root: Annotated[Path, typer.Option("--root", help="Folder that holds the runs.")] = Path(
-        "runs"
-    ),
-    config: Annotated[
-        list[Path] | None,
-        typer.Option("--config", "-c", help="YAML file; repeatable, later ones win."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting, as YAML.", metavar="KEY=VALUE"),
-    ] = None,
+    root: Root = Path("runs"),
+    config: ConfigFiles = None,
+    set_: Sets = None,
 ) -> None:
     """Sample responses with rewards, and make data of them: the best, pairs, conditioned.
 
@@ -128,13 +115,8 @@ def generate(
         check_new(folder)
     from rlx.core.engine.generate import generate as run_generation
     from rlx.core.engine.generate import prepare_generation
-    from rlx.core.plugins import PluginSystem
 
-    plugins = PluginSystem.load(
-        disable=settings.config.plugins.disable, required=settings.config.plugins.required
-    )
-    for notice in plugins.notices:
-        print_notice(notice)
+    plugins = loaded_plugins(settings.config)
     job = prepare_generation(settings.config, plugins=plugins, origins=settings.origins)
     for finding in job.setup.warnings:
         print_warning(finding.what, finding.fix)
@@ -160,12 +142,11 @@ def _settings(
     Without a word about rewards there are none: the default of training compares with a label,
     which prompts for generation need not have. A run on fixed data said nothing about them either.
     """
-    flags = {name: None if value == [] else value for name, value in given.items()}
     first = [path for path in (target.settings, resumed and resumed / CONFIG_NAME) if path]
     settings = load_settings(
         files=[*(path for path in first if path.is_file()), *files],
         sets=sets,
-        flags={"model": target.model, **flags},
+        flags={"model": target.model, **flags_of(given)},
         names=FLAGS,
     )
     origin = settings.origin("rewards")

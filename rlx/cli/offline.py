@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlx.cli.loading import loaded_plugins
 from rlx.cli.offline_options import FLAGS, declared
 from rlx.cli.options import RunOptions, options_of
-from rlx.cli.output import console, next_step, print_notice, print_warning
+from rlx.cli.output import console, next_step, print_warning
 from rlx.cli.train import files_of, shown
 from rlx.core.config import RunConfig, SourceConfig
 from rlx.core.settings import DEFAULT, Settings, dump_yaml
@@ -93,12 +94,9 @@ def _train(
     settings = options.settings(resume=resume, preset=preset, preset_name=f"rlx {name}")
     settings = _with_embedded_sizes(settings)
     from rlx.core.engine.offline.prepare import prepare_offline
-    from rlx.core.plugins import PluginSystem
 
     config = settings.config
-    plugins = PluginSystem.load(disable=config.plugins.disable, required=config.plugins.required)
-    for notice in plugins.notices:
-        print_notice(notice)
+    plugins = loaded_plugins(config)
     plan = prepare_offline(
         config,
         plugins=plugins,

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rlx.cli.common_options import Root
 from rlx.cli.rollout_view import LEGEND, rollout_panel
 from rlx.core.errors import UsageError, did_you_mean
 from rlx.core.messages import encodable
@@ -46,12 +47,11 @@ _KEY_METRICS = (
     "time/step",
 )
 
-RootOption = Annotated[Path, typer.Option("--root", help="Folder that holds the runs.")]
 RunArgument = Annotated[str, typer.Argument(help="Run folder, or its name under --root.")]
 
 
 @app.command("list")
-def list_runs(root: RootOption = Path("runs")) -> None:
+def list_runs(root: Root = Path("runs")) -> None:
     """List the runs under a folder with their last step and reward."""
     folders = sorted(path.parent for path in root.glob(f"*/{CONFIG_NAME}"))
     if not folders:
@@ -65,7 +65,7 @@ def list_runs(root: RootOption = Path("runs")) -> None:
 
 
 @app.command()
-def show(run: RunArgument, root: RootOption = Path("runs")) -> None:
+def show(run: RunArgument, root: Root = Path("runs")) -> None:
     """Show one run: what it was, how it went, what it left behind."""
     folder = find_run(run, root)
     records = list(_records(folder / METRICS_NAME))
@@ -92,7 +92,7 @@ def show(run: RunArgument, root: RootOption = Path("runs")) -> None:
 @app.command()
 def rollouts(
     run: RunArgument,
-    root: RootOption = Path("runs"),
+    root: Root = Path("runs"),
     step: Annotated[int | None, typer.Option(help="Training step; unset: the last one.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many to show.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")] = False,
@@ -141,7 +141,7 @@ def _panel(record: Any, where: str) -> Panel:
 
 
 @app.command()
-def verify(run: RunArgument, root: RootOption = Path("runs")) -> None:
+def verify(run: RunArgument, root: Root = Path("runs")) -> None:
     """Check what a run left on disk: checkpoints by their checksums, records line by line."""
     from rlx.cli.runs_verify import parts
 
@@ -163,7 +163,7 @@ def verify(run: RunArgument, root: RootOption = Path("runs")) -> None:
 @app.command()
 def logs(
     run: RunArgument,
-    root: RootOption = Path("runs"),
+    root: Root = Path("runs"),
     worker: Annotated[
         list[str] | None,
         typer.Option("--worker", "-w", help="Only this one (driver, learner-0, …); repeatable."),

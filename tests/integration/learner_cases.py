@@ -59,18 +59,43 @@ def random_batch(seed: int = 0, *, count: int = 14, old: bool = True) -> TrainBa
             sampled += [False] * 4 + [True] * 5
         tokens.append(rng.integers(3, VOCABULARY, len(sampled)))
         positions.append(np.flatnonzero(sampled))
-    n = sum(len(position) for position in positions)
+    return batch_of(rng, tokens, positions, group=np.arange(count) // 2, old=old, engine_noise=0.1)
+
+
+def batch_of(
+    rng: np.random.Generator,
+    tokens: list[np.ndarray],
+    positions: list[np.ndarray],
+    *,
+    group: np.ndarray,
+    segments: np.ndarray | None = None,
+    old: bool = True,
+    engine_noise: float = 0.0,
+) -> TrainBatch:
+    """Sequences with random numbers per action token and rollout.
+
+    Args:
+        tokens: of each sequence.
+        positions: of its action tokens.
+        group: [B] of each rollout.
+        segments: [B] sequences of each rollout; None: one.
+        old: whether it has the learner's log-probs from before the update.
+        engine_noise: standard deviation of the engine's log-probs around those.
+    """
+    n, count = sum(len(one) for one in positions), len(group)
     logprobs = -np.abs(rng.normal(3.0, 1.0, n)).astype(np.float32)
+    noise = rng.normal(0, engine_noise, n) if engine_noise else np.zeros(n)
     return TrainBatch(
         tokens=np.concatenate(tokens).astype(np.int32),
         lengths=np.array([len(row) for row in tokens], np.int64),
         action_lengths=np.array([len(row) for row in positions], np.int64),
         action_positions=np.concatenate(positions).astype(np.int64),
         turn=np.zeros(n, np.int64),
-        group=np.arange(count) // 2,
-        rollout_logprobs=logprobs + rng.normal(0, 0.1, n).astype(np.float32),
+        group=group,
+        rollout_logprobs=logprobs + noise.astype(np.float32),
         rewards=rng.normal(size=count),
         token_rewards=np.zeros(n),
+        segments=segments,
         advantages=rng.normal(size=n).astype(np.float32),
         old_logprobs=logprobs if old else None,
         ref_logprobs=logprobs + rng.normal(0, 0.1, n).astype(np.float32),

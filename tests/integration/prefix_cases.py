@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learner_cases import VOCABULARY
+from learner_cases import VOCABULARY, batch_of
 
 from rlx.core.rollouts import TrainBatch
 
@@ -65,22 +65,12 @@ def grouped_batch(seed: int, *, groups: int = 4) -> TrainBatch:
             if segments[-1] == 2:
                 sequence(second)
             group.append(number)
-    n = sum(len(one) for one in positions)
-    logprobs = -np.abs(rng.normal(3.0, 1.0, n)).astype(np.float32)
-    return TrainBatch(
-        tokens=np.concatenate(tokens).astype(np.int32),
-        lengths=np.array([len(row) for row in tokens], np.int64),
-        action_lengths=np.array([len(row) for row in positions], np.int64),
-        action_positions=np.concatenate(positions).astype(np.int64),
-        turn=np.zeros(n, np.int64),
+    return batch_of(
+        rng,
+        tokens,
+        positions,
         group=np.array(group, np.int64),
-        rollout_logprobs=logprobs,
-        rewards=rng.normal(size=len(group)),
-        token_rewards=np.zeros(n),
         segments=np.array(segments, np.int64),
-        advantages=rng.normal(size=n).astype(np.float32),
-        old_logprobs=logprobs,
-        ref_logprobs=logprobs + rng.normal(0, 0.1, n).astype(np.float32),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from rlx.core.engine.learner.model import Loaded, PackedPolicy, load_policy
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
 from rlx.core.engine.learner.publishing import Publishing
-from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training
+from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, SeatOptions, Training
 from rlx.core.engine.learner.weights_file import export_adapter, export_model
 from rlx.core.errors import EngineError
 from rlx.core.objective import ObjectiveSettings, policy_objective
@@ -51,30 +51,14 @@ class PolicyLearner:
         correction: ComponentRef,
         temperature: float,
         total_updates: int,
-        rank: int,
-        world: int,
-        master_port: int,
-        threads: int,
-        seed: int,
-        master_address: str = "127.0.0.1",
+        **seat: Unpack[SeatOptions],
     ) -> None:
         self._source = model
         self._objective = objective
         self._loss_ref, self._correction_ref = loss, correction
         self._temperature = temperature
         self._publishing: Publishing | None = None
-        self._training = Training(
-            settings,
-            seat=Seat(
-                rank=rank,
-                world=world,
-                address=master_address,
-                port=master_port,
-                threads=threads,
-                seed=seed,
-            ),
-            total_updates=total_updates,
-        )
+        self._training = Training(settings, seat=Seat(**seat), total_updates=total_updates)
 
     def start(self) -> Mapping[str, Any]:
         self._loss: Bound = self._loss_ref.resolve()

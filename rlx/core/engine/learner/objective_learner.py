@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from rlx.core.engine.learner.training import (
     Answers,
     MicroObjective,
     Seat,
+    SeatOptions,
     Trained,
     Training,
 )
@@ -48,28 +49,12 @@ class ObjectiveLearner:
         objective: ComponentRef,
         pad_token_id: int | None,
         total_updates: int,
-        rank: int,
-        world: int,
-        master_port: int,
-        threads: int,
-        seed: int,
-        master_address: str = "127.0.0.1",
+        **seat: Unpack[SeatOptions],
     ) -> None:
         self._source = model
         self._objective_ref = objective
         self._pad = pad_token_id
-        self._training = Training(
-            settings,
-            seat=Seat(
-                rank=rank,
-                world=world,
-                address=master_address,
-                port=master_port,
-                threads=threads,
-                seed=seed,
-            ),
-            total_updates=total_updates,
-        )
+        self._training = Training(settings, seat=Seat(**seat), total_updates=total_updates)
 
     def start(self) -> Mapping[str, Any]:
         self._objective: Bound = self._objective_ref.resolve()

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NotRequired, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -63,10 +63,21 @@ class Seat:
 
     rank: int
     world: int
-    address: str
-    port: int
+    master_port: int
     threads: int
     seed: int
+    master_address: str = "127.0.0.1"
+
+
+class SeatOptions(TypedDict):
+    """The fields of a `Seat`, as arguments of a learner."""
+
+    rank: int
+    world: int
+    master_port: int
+    threads: int
+    seed: int
+    master_address: NotRequired[str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +131,12 @@ class Training:
         seat = self.seat
         torch.set_num_threads(seat.threads)
         torch.manual_seed(seat.seed + seat.rank)
-        join_group(rank=seat.rank, world=seat.world, address=seat.address, port=seat.port)
+        join_group(
+            rank=seat.rank,
+            world=seat.world,
+            address=seat.master_address,
+            port=seat.master_port,
+        )
         loaded = load(local_device())
         facts = loaded.facts()
         self._packing = loaded.packing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rlx.core.engine.learner.gradients import (
 )
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.engine.learner.planning import Plan
-from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, Training
+from rlx.core.engine.learner.training import Answers, MicroObjective, Seat, SeatOptions, Training
 from rlx.core.engine.learner.value_model import load_critic
 from rlx.core.rollouts import TrainBatch
 from rlx.core.value_loss import ValueInputs, ValueSettings, value_objective
@@ -34,27 +34,11 @@ class ValueLearner:
         settings: LearnerConfig,
         objective: ValueSettings,
         total_updates: int,
-        rank: int,
-        world: int,
-        master_port: int,
-        threads: int,
-        seed: int,
-        master_address: str = "127.0.0.1",
+        **seat: Unpack[SeatOptions],
     ) -> None:
         self._source = model
         self._objective = objective
-        self._training = Training(
-            settings,
-            seat=Seat(
-                rank=rank,
-                world=world,
-                address=master_address,
-                port=master_port,
-                threads=threads,
-                seed=seed,
-            ),
-            total_updates=total_updates,
-        )
+        self._training = Training(settings, seat=Seat(**seat), total_updates=total_updates)
 
     def start(self) -> Mapping[str, Any]:
         settings = self._training.settings
