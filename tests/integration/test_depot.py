@@ -16,7 +16,8 @@ from rlx.core.config import LearnerConfig, RuntimeConfig
 from rlx.core.engine.interfaces import UpdateResult
 from rlx.core.engine.learner_group import LearnerGroup
 from rlx.core.engine.object_store import ObjectStore
-from rlx.core.engine.runtime import RayRuntime, WorkerSpec
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.rollouts import TrainBatch
 
 pytestmark = pytest.mark.engine

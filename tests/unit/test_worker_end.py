@@ -16,8 +16,9 @@ import pytest
 
 from rlx.core.config import RuntimeConfig
 from rlx.core.engine import ray_worker
+from rlx.core.engine.ray_runtime import RayRuntime
 from rlx.core.engine.ray_worker import RayProcess
-from rlx.core.engine.runtime import RayRuntime, WorkerSpec
+from rlx.core.engine.runtime import WorkerSpec
 from rlx.core.engine.stacks import own_location
 
 Start = Callable[[float], "subprocess.Popen[bytes]"]
