@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import psutil
 
 _SECONDS_BETWEEN = 1.0
-"""A look costs some milliseconds for each GiB."""
+_GROWTH = 1.01
+"""The exact look costs some milliseconds for each GiB, so it is taken when the memory has grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class _Watch:
         self.peak_gib = 0.0
         self._root = psutil.Process(root)
         self._known = {self._root}
+        self._resident = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -74,10 +76,21 @@ class _Watch:
             with suppress(psutil.Error):
                 # Who was a descendant once still is, even if its parent has ended.
                 self._known.update(self._root.children(recursive=True))
-            self.peak_gib = max(self.peak_gib, sum(map(_bytes, self._known)) / 2**30)
+            resident = sum(map(_resident, self._known))
+            if resident > _GROWTH * self._resident:
+                self._resident = resident
+                self.peak_gib = max(self.peak_gib, sum(map(_proportional, self._known)) / 2**30)
 
 
-def _bytes(process: psutil.Process) -> int:
+def _resident(process: psutil.Process) -> int:
+    """Bytes in memory; those that processes share count in each."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _proportional(process: psutil.Process) -> int:
     try:
         return int(process.memory_full_info().pss)
     except psutil.Error:
