@@ -1,18 +1,23 @@
 """The loss curve under ZeRO 0, 2 and 3 on one and two ranks: how far from stage 0 on one rank?
 
-The embedded model in float32, loss `ppo` with a KL term, the same ten batches of 32 rollouts.
-Adam divides each gradient by its own size, so that rounding grows from step to step; shown are
-the largest relative differences over ten steps.
+The embedded model in float32, all weights and LoRA, loss `ppo` with a KL term, the same ten batches
+of 32 rollouts. Adam divides each gradient by its own size, so that rounding grows from step to
+step; shown are the largest relative differences over ten steps.
+
+Then whole runs of `rlx train` with one and two engines, same seed: a rollout's tokens depend on its
+own seed alone, up to what the size of a batch does to rounding.
 
     python -m benchmarks.zero
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +27,7 @@ import numpy as np
 
 STAGES = (0, 2, 3)
 STEPS = 10
+WEIGHTS: dict[str, dict[str, Any]] = {"all": {}, "LoRA": {"lora": {"rank": 8}}}
 GROUPS, GROUP_SIZE, PROMPT, NEW = 4, 8, 12, 16
 
 
@@ -59,7 +65,7 @@ def batches(vocabulary: int) -> list[Any]:
 
 
 def rank_main(rank: int, world: int, port: int, folder: str) -> None:
-    """All stages on one rank; rank 0 writes `[stage, [loss, …], [norm, …]]` for each."""
+    """All stages on one rank; rank 0 writes `[weights, stage, [loss, …], [norm, …]]` for each."""
     import torch
 
     import rlx.embedded
@@ -73,10 +79,15 @@ def rank_main(rank: int, world: int, port: int, folder: str) -> None:
     model = str(Path(rlx.embedded.__file__).parent / "model")
     vocabulary = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
     curves = []
-    for stage in STAGES:
+    for weights, stage in itertools.product(WEIGHTS, STAGES):
         learner = PolicyLearner(
             model=model,
-            settings=LearnerConfig(lr=1e-3, dtype="float32", zero_stage=stage),  # type: ignore[arg-type]
+            settings=LearnerConfig(
+                lr=1e-3,
+                dtype="float32",
+                zero_stage=stage,  # type: ignore[arg-type]
+                **WEIGHTS[weights],
+            ),
             objective=ObjectiveSettings(
                 aggregation="token-mean", kl_coef=0.05, entropy_coef=0.0, sequence_norm=NEW
             ),
@@ -100,7 +111,7 @@ def rank_main(rank: int, world: int, port: int, folder: str) -> None:
             assert result is not None
             losses.append(result.metrics["policy/loss"])
             norms.append(result.metrics["policy/grad_norm"])
-        curves.append([stage, losses, norms])
+        curves.append([weights, stage, losses, norms])
     if rank == 0:
         (Path(folder) / f"{world}.json").write_text(json.dumps(curves))
     if world > 1:
@@ -109,8 +120,8 @@ def rank_main(rank: int, world: int, port: int, folder: str) -> None:
     os._exit(0)  # gloo's threads sometimes abort an ordinary exit of the interpreter
 
 
-def curves() -> dict[tuple[int, int], tuple[list[float], list[float]]]:
-    """(stage, ranks) → losses and gradient norms, step by step."""
+def curves() -> dict[tuple[str, int, int], tuple[list[float], list[float]]]:
+    """(weights, stage, ranks) → losses and gradient norms, step by step."""
     found = {}
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -126,22 +137,47 @@ def curves() -> dict[tuple[int, int], tuple[list[float], list[float]]]:
                 process.start()
             for process in ranks:
                 process.join()
-            for stage, losses, norms in json.loads((Path(folder) / f"{world}.json").read_text()):
-                found[stage, world] = (losses, norms)
+            lines = json.loads((Path(folder) / f"{world}.json").read_text())
+            for weights, stage, losses, norms in lines:
+                found[weights, stage, world] = (losses, norms)
     return found
+
+
+def run(engines: int, folder: Path) -> list[dict[str, Any]]:
+    """Metrics of each step of a whole run."""
+    command = [sys.executable, "-m", "rlx", "train", "--steps", str(STEPS), "--engine"]
+    command += ["transformers", "--groups", "8", "--group-size", "4", "--output", str(folder)]
+    command += ["--set", f"rollout.engines={engines}", "--set", "checkpoint.export=false"]
+    subprocess.run(command, check=True, capture_output=True)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def main() -> None:
     found = curves()
-    losses, norms = (np.array(one) for one in found[0, 1])
-    print("| ZeRO | ranks | first loss | last loss | loss differs by | gradient norm differs by |")
-    print("|---:|---:|---:|---:|---:|---:|")
-    for (stage, world), (mine, mine_norms) in found.items():
-        gap = np.abs(np.array(mine) - losses).max() / np.abs(losses).max()
-        norm_gap = (np.abs(np.array(mine_norms) - norms) / norms).max()
+    print("| weights | ZeRO | ranks | first loss | last loss | loss differs by | norm differs by |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for (weights, stage, world), mine in found.items():
+        losses = mine[0]
         print(
-            f"| {stage} | {world} | {mine[0]:.6f} | {mine[-1]:.6f} | {gap:.1e} | {norm_gap:.1e} |"
+            f"| {weights} | {stage} | {world} | {losses[0]:.6f} | {losses[-1]:.6f} "
+            f"| {_gaps(mine, found[weights, 0, 1])} |"
         )
+    with tempfile.TemporaryDirectory() as folder:
+        one, two = (run(engines, Path(folder) / str(engines)) for engines in (1, 2))
+    names = ("reward/mean", "policy/loss", "policy/grad_norm")
+    print("\n| engines | " + " | ".join(f"{name} differs by at most" for name in names) + " |")
+    print("|---:|---:|---:|---:|")
+    gaps = [max(abs(a[name] - b[name]) for a, b in zip(one, two, strict=True)) for name in names]
+    print("| 2 | " + " | ".join(f"{gap:.1e}" for gap in gaps) + " |")
+
+
+def _gaps(mine: tuple[list[float], list[float]], theirs: tuple[list[float], list[float]]) -> str:
+    """Largest relative differences: of losses to the largest one, of norms each to its own."""
+    losses, other_losses = np.array(mine[0]), np.array(theirs[0])
+    norms, other_norms = np.array(mine[1]), np.array(theirs[1])
+    loss = np.abs(losses - other_losses).max() / np.abs(other_losses).max()
+    norm = (np.abs(norms - other_norms) / other_norms).max()
+    return f"{loss:.1e} | {norm:.1e}"
 
 
 if __name__ == "__main__":
