@@ -295,8 +295,11 @@ def _table(model: str, options: argparse.Namespace) -> None:
 
 def _run(row: dict[str, Any]) -> dict[str, Any] | str:
     """The row's figures, or the last line of why there are none."""
+    from rlx.core.engine.workers import KEPT_MEMORY
+
     command = [sys.executable, "-m", "benchmarks.learner_step", "--row", json.dumps(row)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    env = {**os.environ, **KEPT_MEMORY}  # as in a run
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if row["profile"]:
         print(done.stderr[done.stderr.find("-----") :], file=sys.stderr)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ROW ")]

@@ -54,6 +54,10 @@ class LearnerConfig(Part):
     sleep: bool = False
     """Between updates keep gradients and the optimizer's state in the host's memory, so that the
     rollout engine has the accelerator's."""
+    fused: Literal["auto", "on", "off"] = "auto"
+    """Norms, rotations and gated activations of the model in few passes over the memory, which keep
+    less for the backward pass. `auto`: on a CPU, where the model's layers are known to compute
+    just that."""
     liger: bool = False
     """Liger's fused kernels in the model, where `liger-kernel` is installed, on a GPU."""
     ranks: int = Field(1, ge=1)

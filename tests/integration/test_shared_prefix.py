@@ -7,23 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from invariance_cases import gradient
 from learner_cases import relative_difference, started, write_model
-from prefix_cases import grouped_batch, without_segments, write_architecture
+from prefix_cases import (
+    PLAIN,
+    TOLERANCE,
+    assert_same,
+    grouped_batch,
+    passes,
+    without_segments,
+    write_architecture,
+)
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.learner.memory import with_known_chunk
-from rlx.core.engine.learner.model import load_policy
-from rlx.core.engine.learner.planning import make_plan
 from rlx.core.engine.learner.scorer import Scorer
-from rlx.core.engine.learner.sharded import on_device
 from rlx.core.errors import UsageError
-from rlx.core.rollouts import TrainBatch
-
-TOLERANCE = 1e-5
-CPU = torch.device("cpu")
-PLAIN = {"attention": "sdpa", "shared_prefix": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -34,40 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(folder: Path) -> dict[str, str]:
     return {name: write_architecture(folder, name) for name in ("llama", "qwen2", "gpt2", "gemma2")}
-
-
-def passes(model: str, batch: TrainBatch, **changes: Any) -> tuple[dict[str, np.ndarray], int]:
-    """Log-probs, entropies and the gradients of a random function of them; tokens computed."""
-    settings = LearnerConfig(**{"dtype": "float32", **changes})
-    loaded = load_policy(model, settings, 0.8, CPU)
-    settings = with_known_chunk(settings, loaded, CPU)
-    plan = make_plan(batch, settings, packing=loaded.packing, alone=True)
-    rng = np.random.default_rng(1)
-    weights = torch.from_numpy(rng.normal(size=(2, batch.action_count)).astype(np.float32))
-    found = {name: np.zeros(batch.action_count) for name in ("logprobs", "entropies")}
-    for micro, chunks in zip(plan.micro_batches, plan.chunks, strict=True):
-        answers = loaded.module(
-            *on_device(micro, CPU), layout=micro.layout, chunks=chunks, entropy_gradient=True
-        )
-        for values, answer in zip(found.values(), answers, strict=True):
-            values[micro.actions] = answer.detach().numpy()
-        sum(
-            (answer * weight[micro.actions]).sum()
-            for answer, weight in zip(answers, weights, strict=True)
-        ).backward()
-    for name, parameter in loaded.module.named_parameters():
-        found[name] = parameter.grad.float().numpy()
-    return found, sum(micro.tokens.size for micro in plan.micro_batches)
-
-
-def assert_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    """Each within the tolerance of its norm."""
-    assert ours.keys() == theirs.keys()
-    size = max(float(np.linalg.norm(value)) for value in theirs.values())
-    for name, value in theirs.items():
-        error = float(np.linalg.norm(ours[name] - value))
-        # Of biases that nothing depends on (a key's), the gradient is rounding alone.
-        assert error <= TOLERANCE * max(float(np.linalg.norm(value)), 1e-2 * size), name
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -211,7 +211,7 @@ def _rank_specs(
             world=ranks,
             target=target,
             kwargs={**own, **common, "rank": rank},
-            env=_thread_env(threads),
+            env={**_thread_env(threads), **KEPT_MEMORY},
             gpus=1,
         )
         for rank in range(ranks)
@@ -305,6 +305,16 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
+
+
+KEPT_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**42),
+    "MALLOC_TRIM_THRESHOLD_": str(2**42),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+"""Environment of a learner: glibc keeps what tensors leave behind. By default every large one is
+memory new from the kernel, which clears its pages one by one as they are touched."""
 
 
 def _thread_env(threads: int) -> Mapping[str, Any]:

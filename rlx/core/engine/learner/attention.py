@@ -20,8 +20,8 @@ from rlx.core.config import LearnerConfig
 from rlx.core.engine.learner.packing import Layout
 from rlx.core.engine.learner.ragged_attention import (
     NAME,
-    RaggedLayout,
     UnsupportedAttentionError,
+    laid_out,
     register,
 )
 from rlx.core.engine.learner.requirements import FLASH
@@ -63,7 +63,7 @@ def hidden_states(
     """
     options: dict[str, Any] = {"attention_mask": None}
     if layout is not None and body.config._attn_implementation == NAME:
-        options["rlx_layout"] = RaggedLayout.of(layout, tokens.device)
+        options["rlx_layout"] = laid_out(layout, tokens.device, body.dtype)
     elif layout is not None and len(layout.stems):
         options["attention_mask"] = dense_mask(layout, tokens.device, body.dtype)
     return body(

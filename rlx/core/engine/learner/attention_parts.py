@@ -3,7 +3,9 @@
 On a CPU in float32, and for long parts, PyTorch's flash kernel computes it. In bfloat16 that kernel
 is 2 to 5 times slower than matrix products of at most some hundred tokens, which are used there.
 
-Legend as in `ragged_attention`; m queries, n keys.
+Heads with the same keys are computed together: g = b · K groups of r · m rows of queries.
+
+Legend as in `ragged_layout`; m queries of a span, n keys.
 """
 
 from __future__ import annotations
@@ -26,27 +28,37 @@ _MANY_FLOATS = 2**26
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Queries [b, H, m, D], keys and values [b, K, n, D]; causal parts have m = n."""
+    """Queries [g, r · m, D], keys and values [g, n, D]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
+    length: int
+    """m."""
     scale: float
     causal: bool
+    """Whether query i reads the first n − m + i + 1 keys, and not all of them."""
+
+    @property
+    def by_flash(self) -> bool:
+        """Whether PyTorch's flash kernel computes it."""
+        if self.q.device.type != "cpu" or (self.causal and self.k.shape[1] != self.length):
+            return False
+        return self.q.dtype == torch.float32 or (self.causal and self.length >= _LONG)
 
 
 def part_forward(part: Part) -> tuple[Tensor, Tensor]:
-    """Outputs [b, H, m, D] and log-sums of exponentials [b, H, m] float32."""
-    if _by_flash(part):
+    """Outputs [g, r · m, D] and log-sums of exponentials [g, r · m] float32."""
+    q, k, v = part.q, part.k, part.v
+    if part.by_flash:
         output, logsum = _flash()(
-            part.q, part.k, part.v, 0.0, part.causal, attn_mask=None, scale=part.scale
+            *_by_head(part), 0.0, part.causal, attn_mask=None, scale=part.scale
         )
-        return output, logsum
-    q, k, v = _grouped(part.q, part.k), _merged(part.k), _merged(part.v)
+        return output.reshape(q.shape), logsum.reshape(q.shape[:2])
     output = torch.empty_like(q)
     logsum = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    length = part.q.shape[2]
-    future = torch.full((length, length), -torch.inf, device=q.device).triu_(1)
+    future = torch.full((part.length, k.shape[1]), -torch.inf, device=q.device)
+    future.triu_(k.shape[1] - part.length + 1)
     for place in _pieces(q, k):
         scores = _scores(part, q[place], k[place])
         if part.causal:
@@ -54,55 +66,66 @@ def part_forward(part: Part) -> tuple[Tensor, Tensor]:
         top = scores.amax(-1, keepdim=True)
         weights = scores.sub_(top).exp2_()
         total = weights.sum(-1, keepdim=True)
-        output[place] = torch.bmm(weights.to(q.dtype), v[place]) / total
+        torch.bmm(weights.div_(total).to(q.dtype), v[place], out=output[place])
         logsum[place] = (total.log2_() + top)[..., 0] / LOG2_E
-    return output.view(part.q.shape), logsum.view(part.q.shape[:3])
+    return output, logsum
 
 
 def part_backward(
-    part: Part, upstream: Tensor, output: Tensor, logsum: Tensor, delta: Tensor
+    part: Part,
+    upstream: Tensor,
+    logsum: Tensor,
+    *,
+    delta: Tensor | None = None,
+    output: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, given those of the joint output.
 
     Args:
-        upstream, output: [b, H, m, D], of all parts together.
-        logsum, delta: [b, H, m] float32, likewise; ∂o · o.
+        upstream: [g, r · m, D], of all parts together.
+        logsum: [g, r · m] float32, likewise.
+        delta: [g, r · m] float32, likewise, ∂o · o; None: there is no other part.
+        output: [g, r · m, D], likewise, for the flash kernel.
     """
-    if _by_flash(part):
-        found: tuple[Tensor, Tensor, Tensor] = _flash_backward()(
-            upstream,
-            part.q,
-            part.k,
-            part.v,
-            output,
-            logsum.contiguous(),
+    q, k, v = part.q, part.k, part.v
+    if part.by_flash:
+        assert output is not None
+        heads = _by_head(part)
+        shape = heads[0].shape
+        found = _flash_backward()(
+            upstream.view(shape),
+            *heads,
+            output.view(shape),
+            logsum.view(shape[:3]),
             0.0,
             part.causal,
             attn_mask=None,
             scale=part.scale,
         )
-        return found
-    q, k, v = _grouped(part.q, part.k), _merged(part.k), _merged(part.v)
-    above = _grouped(upstream, part.k)
-    logsum = (logsum * LOG2_E).reshape(q.shape[0], -1, 1)
-    delta = delta.reshape(q.shape[0], -1, 1)
+        by_q, by_k, by_v = (
+            one.reshape(like.shape) for one, like in zip(found, (q, k, v), strict=True)
+        )
+        return by_q, by_k, by_v
+    logsum = (logsum * LOG2_E)[..., None]
     by_q, by_k, by_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     for place in _pieces(q, k):
+        above = upstream[place]
         weights = _scores(part, q[place], k[place]).sub_(logsum[place]).exp2_()
         if part.causal:
-            _by_query(part, weights).tril_()
-        by_v[place] = torch.bmm(weights.to(v.dtype).transpose(1, 2), above[place])
-        slope = torch.bmm(above[place], v[place].transpose(1, 2)).float().sub_(delta[place])
-        slope = slope.mul_(weights).mul_(part.scale).to(q.dtype)
-        by_q[place] = torch.bmm(slope, k[place])
-        by_k[place] = torch.bmm(slope.transpose(1, 2), q[place])
-    return by_q.view(part.q.shape), by_k.view(part.k.shape), by_v.view(part.v.shape)
+            _by_query(part, weights).tril_(k.shape[1] - part.length)
+        torch.bmm(weights.to(v.dtype).transpose(1, 2), above, out=by_v[place])
+        slope = torch.bmm(above, v[place].transpose(1, 2)).float()
+        own = torch.linalg.vecdot(weights, slope) if delta is None else delta[place]
+        slope = slope.sub_(own[..., None]).mul_(weights).mul_(part.scale).to(q.dtype)
+        torch.bmm(slope, k[place], out=by_q[place])
+        torch.bmm(slope.transpose(1, 2), q[place], out=by_k[place])
+    return by_q, by_k, by_v
 
 
-def _by_flash(part: Part) -> bool:
-    if part.q.device.type != "cpu":
-        return False
-    return part.q.dtype == torch.float32 or (part.causal and part.k.shape[2] >= _LONG)
+def _by_head(part: Part) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [g, r, m, D], keys and values [g, 1, n, D]."""
+    q = part.q.view(part.q.shape[0], -1, part.length, part.q.shape[-1])
+    return q, part.k[:, None], part.v[:, None]
 
 
 def _flash() -> Any:
@@ -111,16 +134,6 @@ def _flash() -> Any:
 
 def _flash_backward() -> Any:
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def _grouped(q: Tensor, k: Tensor) -> Tensor:
-    """Queries [b, H, m, D] → [b · K, r · m, D]: those that have their keys in common."""
-    return q.reshape(k.shape[0] * k.shape[1], -1, q.shape[-1])
-
-
-def _merged(k: Tensor) -> Tensor:
-    """[b, K, n, D] → [b · K, n, D]."""
-    return k.reshape(-1, *k.shape[2:])
 
 
 def _pieces(q: Tensor, k: Tensor) -> Iterator[slice]:
@@ -137,4 +150,4 @@ def _scores(part: Part, q: Tensor, k: Tensor) -> Tensor:
 
 def _by_query(part: Part, scores: Tensor) -> Tensor:
     """[p, r · m, n] → [p · r, m, n]."""
-    return scores.view(-1, part.q.shape[2], part.k.shape[2])
+    return scores.view(-1, part.length, part.k.shape[1])

@@ -22,6 +22,7 @@ from rlx.core.engine.learner.attention import (
     settle,
     starting_attention,
 )
+from rlx.core.engine.learner.fusing import fuse, fused_modules, is_bare
 from rlx.core.engine.learner.packing import Layout
 from rlx.core.engine.learner.requirements import check_settings
 from rlx.core.engine.learner.token_logprobs import token_logprobs
@@ -62,22 +63,31 @@ class PackedPolicy(nn.Module):
             chunks=chunks,
             entropy_gradient=entropy_gradient,
             entropy=entropy,
+            weight=self._projection(),
         )
+
+    def _projection(self) -> Tensor | None:
+        """The weight of a head that does nothing but multiply by it."""
+        head = self.model.get_output_embeddings()
+        return head.weight if self._shape_logits is None and is_bare(head) else None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout | None = None) -> Tensor:
         return hidden_states(self.model.base_model, tokens, positions, layout)
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self._shape_logits(self.model.get_output_embeddings()(hidden))
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        return logits if self._shape_logits is None else self._shape_logits(logits)
 
 
-def logit_shape(model: Any) -> Callable[[Tensor], Tensor]:
-    """What the model does to its logits after the projection: scaling, soft-capping."""
+def logit_shape(model: Any) -> Callable[[Tensor], Tensor] | None:
+    """What the model does to its logits after the projection: scaling, soft-capping, or nothing."""
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
     divisor = getattr(config, "logits_scaling", None) or 1.0
     cap = getattr(config, "final_logit_softcapping", None)
     factor = scale / divisor
+    if factor == 1.0 and not cap:
+        return None
 
     def shape(logits: Tensor) -> Tensor:
         if factor != 1.0:
@@ -111,6 +121,7 @@ class Loaded(Generic[M_co]):
             "packed": self.packing.several,
             "attention": model.config._attn_implementation,
             "shared_prefix": self.packing.worth is not None,
+            "fused": fused_modules(model),
         }
 
 
@@ -165,6 +176,7 @@ def load_pretrained(
         raise EngineError(f"the model '{model}' can't be loaded: {error}") from error
     if settings.liger:
         use_liger(loaded)
+    fuse(loaded, settings, device)
     for layer in loaded.modules() if settings.lora.quantization else ():
         # Else bitsandbytes repacks the weights of a model in evaluation mode for a kernel of CPUs
         # that has no gradient, and says so in a warning only.

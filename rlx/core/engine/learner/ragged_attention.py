@@ -13,15 +13,12 @@ part has p = exp(s − l) with the joint l, and with δ = ∂o · o
 so that a stem's keys collect the gradients of all branches, and nothing of a row's length squared
 is ever stored (as in FlashAttention, Dao 2023, https://arxiv.org/abs/2307.08691).
 
-Legend: T tokens, H query heads, K key heads (H = K · r), D features of a head; b spans of at most
-L tokens in a batch of spans.
+What is its part and what lies in front of a span says `ragged_layout`, the legend too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,81 +28,16 @@ from torch.autograd.function import once_differentiable
 
 from rlx.core.engine.learner.attention_parts import Part, part_backward, part_forward
 from rlx.core.engine.learner.packing import Layout
+from rlx.core.engine.learner.ragged_layout import Bucket, RaggedLayout, Rows
 
 NAME = "rlx_ragged"
 """Of this attention in transformers' registry."""
-_SLACK = 0.8
-"""Shortest span in a batch of spans, relative to the longest."""
+_JOINED = 64
+"""Most tokens of a stem that is laid in front of each of its branches."""
 
 
 class UnsupportedAttentionError(Exception):
     """The model's attention does what this one doesn't: windows, sinks, soft-capping, dropout."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RaggedLayout:
-    """A `Layout` on its device, as the attention of every layer needs it."""
-
-    buckets: tuple[Bucket, ...]
-    slot: Tensor
-    """[T] int64, where each token is in the buckets laid one after the other."""
-    stems: tuple[tuple[int, int, int], ...]
-
-    @staticmethod
-    def of(layout: Layout, device: torch.device) -> RaggedLayout:
-        buckets, slots, offset = [], np.empty(int(layout.spans[:, 1].max()), np.int64), 0
-        for chosen in _like_lengths(layout.spans[:, 1] - layout.spans[:, 0]):
-            starts, stops = layout.spans[chosen].T
-            width = int((stops - starts).max())
-            index = starts[:, None] + np.arange(width)
-            real = index < stops[:, None]
-            slots[index[real]] = offset + np.flatnonzero(real)
-            offset += index.size
-            index = np.where(real, index, 0)
-            pads = None if real.all() else torch.from_numpy(~real).to(device)
-            buckets.append(Bucket(index=torch.from_numpy(index).to(device), pads=pads))
-        return RaggedLayout(
-            buckets=tuple(buckets),
-            slot=torch.from_numpy(slots).to(device),
-            stems=tuple((int(a), int(b), int(c)) for a, b, c in layout.stems),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bucket:
-    """Spans of like length, padded to one."""
-
-    index: Tensor
-    """[b, L] int64, the token in each place; pads point to some token."""
-    pads: Tensor | None
-    """[b, L] bool."""
-
-    def gather(self, flat: Tensor) -> Tensor:
-        """[T, h, D] → [b, h, L, D]."""
-        b, width = self.index.shape
-        return (
-            flat.index_select(0, self.index.view(-1))
-            .view(b, width, *flat.shape[1:])
-            .transpose(1, 2)
-        )
-
-    def gather_rows(self, flat: Tensor, pad: float) -> Tensor:
-        """[T, H] → [b, H, L], with `pad` in the pads."""
-        b, width = self.index.shape
-        rows = flat.index_select(0, self.index.view(-1)).view(b, width, -1)
-        if self.pads is not None:
-            rows.masked_fill_(self.pads[:, :, None], pad)
-        return rows.transpose(1, 2)
-
-
-def _like_lengths(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices of spans of like length, longest first."""
-    order = np.argsort(-lengths, kind="stable")
-    while len(order):
-        few = lengths[order] < _SLACK * lengths[order[0]]
-        stop = int(few.argmax()) if few.any() else len(order)
-        yield order[:stop]
-        order = order[stop:]
 
 
 class _RaggedAttention(torch.autograd.Function):
@@ -115,17 +47,22 @@ class _RaggedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: RaggedLayout, scale: float
     ) -> Tensor:
-        outputs, logsums = [], []
-        for bucket in layout.buckets:
-            part = Part(bucket.gather(q), bucket.gather(k), bucket.gather(v), scale, causal=True)
-            output, logsum = part_forward(part)
-            outputs.append(output.transpose(1, 2).reshape(-1, *q.shape[1:]))
-            logsums.append(logsum.transpose(1, 2).reshape(-1, q.shape[1]))
-        output, logsum = _in_order(outputs, layout.slot), _in_order(logsums, layout.slot)
+        rows = layout.query_rows(q.shape[1], k.shape[1])
+        found = [
+            part_forward(_bucket_part(q, k, v, layout, number, scale))
+            for number in range(len(layout.buckets))
+        ]
+        output = _put_back([one.flatten(0, 1) for one, _ in found], rows).view(q.shape)
+        logsum = _put_back([one.flatten() for _, one in found], rows).view(q.shape[:2])
         for start, stop, end in layout.stems:
             part = _stem_part(q, k, v, start, stop, end, scale)
             theirs, their_logsum = part_forward(part)
-            _join(output[stop:end], logsum[stop:end], theirs[0].transpose(0, 1), their_logsum[0].T)
+            _join(
+                output[stop:end],
+                logsum[stop:end],
+                _by_token(theirs, end - stop),
+                _by_token(their_logsum[..., None], end - stop)[..., 0],
+            )
         ctx.save_for_backward(q, k, v, output, logsum)
         ctx.layout, ctx.scale = layout, scale
         return output
@@ -135,60 +72,116 @@ class _RaggedAttention(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, output, logsum = ctx.saved_tensors
         layout: RaggedLayout = ctx.layout
-        delta = torch.linalg.vecdot(upstream.float(), output.float())
-        parts: list[tuple[Tensor, ...]] = []
-        for bucket in layout.buckets:
-            part = Part(
-                bucket.gather(q), bucket.gather(k), bucket.gather(v), ctx.scale, causal=True
+        query_rows = layout.query_rows(q.shape[1], k.shape[1])
+        # Of spans alone it comes out of their own scores.
+        delta = torch.linalg.vecdot(upstream.float(), output.float()) if layout.stems else None
+        found = []
+        for number, bucket in enumerate(layout.buckets):
+            part = _bucket_part(q, k, v, layout, number, ctx.scale)
+            index = query_rows.gather[number]
+            found.append(
+                part_backward(
+                    part,
+                    _gathered(upstream, index).view(part.q.shape),
+                    # Of a pad every probability is 0.
+                    _gathered_numbers(logsum, index, bucket, torch.inf).view(part.q.shape[:2]),
+                    delta=None
+                    if delta is None
+                    else _gathered_numbers(delta, index, bucket, 0.0).view(part.q.shape[:2]),
+                    output=_gathered(output, index).view(part.q.shape) if part.by_flash else None,
+                )
             )
-            found = part_backward(
-                part,
-                bucket.gather(upstream),
-                bucket.gather(output),
-                # Of a pad every probability is 0.
-                bucket.gather_rows(logsum, torch.inf),
-                bucket.gather_rows(delta, 0.0),
-            )
-            parts.append(tuple(one.transpose(1, 2).reshape(-1, *one.shape[1::2]) for one in found))
-        by_q, by_k, by_v = (
-            _in_order(list(pieces), layout.slot) for pieces in zip(*parts, strict=True)
-        )
+        by_q = _put_back([one.flatten(0, 1) for one, _, _ in found], query_rows).view(q.shape)
+        by_k = _collected(layout, [one for _, one, _ in found], k.shape)
+        by_v = _collected(layout, [one for _, _, one in found], v.shape)
         for start, stop, end in layout.stems:
-            own = slice(stop, end)
-            found = part_backward(
-                _stem_part(q, k, v, start, stop, end, ctx.scale),
-                _heads(upstream[own]),
-                _heads(output[own]),
-                logsum[own].T[None],
-                delta[own].T[None],
+            assert delta is not None
+            own, groups = slice(stop, end), k.shape[1]
+            part = _stem_part(q, k, v, start, stop, end, ctx.scale)
+            by_queries, by_keys, by_values = part_backward(
+                part,
+                _grouped(upstream[own], groups),
+                _grouped(logsum[own, :, None], groups)[..., 0],
+                delta=_grouped(delta[own, :, None], groups)[..., 0],
+                output=_grouped(output[own], groups) if part.by_flash else None,
             )
-            for total, one, place in zip(
-                (by_q, by_k, by_v),
-                found,
-                (own, slice(start, stop), slice(start, stop)),
-                strict=True,
-            ):
-                total[place] += one[0].transpose(0, 1)
+            by_q[own] += _by_token(by_queries, end - stop)
+            by_k[start:stop] += by_keys.transpose(0, 1)
+            by_v[start:stop] += by_values.transpose(0, 1)
         return by_q, by_k, by_v, None, None
 
 
-def _in_order(pieces: list[Tensor], slot: Tensor) -> Tensor:
-    """Tokens [T, …] from the buckets' places."""
-    return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).index_select(0, slot)
+def _bucket_part(
+    q: Tensor, k: Tensor, v: Tensor, layout: RaggedLayout, number: int, scale: float
+) -> Part:
+    """The spans of a bucket over what lies in front of them and over themselves."""
+    bucket, groups, width = layout.buckets[number], k.shape[1], q.shape[-1]
+    queries = layout.query_rows(q.shape[1], groups).gather[number]
+    keys = layout.key_rows(groups).gather[number]
+    count = len(bucket.queries) * groups
+    return Part(
+        _gathered(q, queries).view(count, -1, width),
+        _gathered(k, keys).view(count, -1, width),
+        _gathered(v, keys).view(count, -1, width),
+        bucket.queries.shape[1],
+        scale,
+        causal=True,
+    )
 
 
-def _heads(flat: Tensor) -> Tensor:
-    """[n, h, D] → [1, h, n, D]."""
-    return flat.transpose(0, 1)[None]
+def _gathered(flat: Tensor, index: Tensor) -> Tensor:
+    """[T, h, D] → [places, D]."""
+    return flat.view(-1, flat.shape[-1]).index_select(0, index)
+
+
+def _gathered_numbers(flat: Tensor, index: Tensor, bucket: Bucket, pad: float) -> Tensor:
+    """[T, h] → [places], with `pad` in the pads."""
+    found = flat.view(-1).index_select(0, index)
+    if bucket.pads is not None:
+        b, width = bucket.pads.shape
+        found.view(b, -1, width).masked_fill_(bucket.pads[:, None], pad)
+    return found
+
+
+def _put_back(pieces: list[Tensor], rows: Rows) -> Tensor:
+    """[T · h, …] from the places in all buckets."""
+    return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).index_select(0, rows.slot)
+
+
+def _collected(layout: RaggedLayout, pieces: list[Tensor], shape: torch.Size) -> Tensor:
+    """Gradient [T, K, D] of keys (or values) from those of the buckets [b · K, S + L, D]: a stem's
+    are the sum over the spans that it lies in front of."""
+    rows = layout.key_rows(shape[1])
+    total = _put_back([piece.flatten(0, 1) for piece in pieces], rows).view(shape)
+    for bucket, piece in zip(layout.buckets, pieces, strict=True):
+        count, size = bucket.stems.shape
+        if not size:
+            continue
+        copies = piece.view(len(bucket.queries), shape[1], -1, shape[2])[:, :, :size].float()
+        sums = copies.new_zeros(count, *copies.shape[1:]).index_add_(0, bucket.stem_of, copies)
+        stems = bucket.stems.flatten()
+        sums = sums.transpose(1, 2).flatten(0, 1)
+        total[stems] = (total[stems] + sums).to(total.dtype)
+    return total
+
+
+def _grouped(flat: Tensor, groups: int) -> Tensor:
+    """[m, H, D] → [K, r · m, D]: heads with the same keys one after the other."""
+    count, heads, width = flat.shape
+    return flat.transpose(0, 1).reshape(groups, heads // groups * count, width)
+
+
+def _by_token(grouped: Tensor, count: int) -> Tensor:
+    """[K, r · m, D] → [m, H, D]."""
+    return grouped.reshape(-1, count, grouped.shape[-1]).transpose(0, 1)
 
 
 def _stem_part(
     q: Tensor, k: Tensor, v: Tensor, start: int, stop: int, end: int, scale: float
 ) -> Part:
     """All branches' queries over their stem."""
-    return Part(
-        _heads(q[stop:end]), _heads(k[start:stop]), _heads(v[start:stop]), scale, causal=False
-    )
+    keys, values = (one[start:stop].transpose(0, 1).contiguous() for one in (k, v))
+    return Part(_grouped(q[stop:end], k.shape[1]), keys, values, end - stop, scale, causal=False)
 
 
 def _join(output: Tensor, logsum: Tensor, theirs: Tensor, their_logsum: Tensor) -> None:
@@ -232,6 +225,13 @@ def ragged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     flat = (one[0].transpose(0, 1).contiguous() for one in (query, key, value))
     return _RaggedAttention.apply(*flat, rlx_layout, scale)[None], None
+
+
+def laid_out(layout: Layout, device: torch.device, dtype: torch.dtype) -> RaggedLayout:
+    """The layout for a model's attention in this dtype."""
+    # The flash kernel, which float32 goes through on a CPU, knows no stems in front of spans.
+    flash = device.type == "cpu" and dtype == torch.float32
+    return RaggedLayout.of(layout, device, joined=0 if flash else _JOINED)
 
 
 @functools.cache

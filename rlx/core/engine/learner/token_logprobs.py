@@ -8,7 +8,11 @@ rows at a time, and with p = softmax(z), g and h the gradients of log-prob and e
 
 ∂z[i, v] = g[i] · (1[v = target[i]] − p_v) − h[i] · p_v · (log p_v + entropy[i]),
 
-is written over the logits.
+is written over the logits. Behind a head that is a bare product with a weight W [V, H] and without
+a gradient of the entropy, q[i] = 1[target[i]] − p[i] is written over them already in the forward
+pass, and the backward pass only multiplies, with the scale of a row on the narrow side:
+
+∂hidden[i] = g[i] · q[i] W,   ∂W = qᵀ (g · hidden).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 Head = Callable[[Tensor], Tensor]
 LOG2_E = math.log2(math.e)
 """A CPU has a fast exponential to base 2 only."""
-_FLOATS = {"cpu": 2**21}
+_FLOATS = {"cpu": 2**19}
 _MANY_FLOATS = 2**26
 """Values of the float32 pieces: on a CPU what its cache holds, elsewhere what keeps it busy."""
 
@@ -39,6 +43,7 @@ def token_logprobs(
     chunks: int,
     entropy_gradient: bool,
     entropy: bool = True,
+    weight: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Log-probs [n] and entropies [n], float32.
 
@@ -49,9 +54,14 @@ def token_logprobs(
         chunks: number of pieces of the projection; with more than one, each is recomputed backward.
         entropy_gradient: whether the entropy carries a gradient.
         entropy: false leaves the entropies out.
+        weight: [V, H] of a head that does nothing but multiply by it.
     """
 
     def piece(part: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
+        if weight is not None and not (entropy and entropy_gradient):
+            trained = torch.is_grad_enabled()
+            found = _Projected.apply(part, weight, wanted, temperature, entropy, trained)
+            return tuple(found) if entropy else (found[0],)
         logits = head(part)
         # The gradient is written over what the head made, never over what it was given.
         owned = logits.clone() if logits.is_leaf and logits.requires_grad else logits
@@ -70,6 +80,68 @@ def token_logprobs(
     return tuple(torch.cat(answers) for answers in zip(*pieces, strict=True))
 
 
+def _softmax(
+    logits: Tensor, targets: Tensor, temperature: float, entropy: bool, *, overwrite: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [m, V] → log-probs [m], entropies [m] (zeros where not wanted), log-sums [m].
+
+    Args:
+        overwrite: write 1[v = target[i]] − p_v over the logits.
+    """
+    normaliser = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    logprobs, entropies = torch.empty_like(normaliser), torch.zeros_like(normaliser)
+    for rows in _pieces(logits):
+        z, wanted = logits[rows].float(), targets[rows, None]
+        if temperature != 1.0:
+            z = z / temperature
+        top = z.amax(-1)
+        weights = (z - top[:, None]).mul_(LOG2_E).exp2_()
+        total = weights.sum(-1)
+        normaliser[rows] = total.log() + top
+        logprobs[rows] = z.gather(-1, wanted)[:, 0] - normaliser[rows]
+        if entropy:
+            entropies[rows] = normaliser[rows] - torch.linalg.vecdot(weights, z) / total
+        if overwrite:
+            weights.mul_(-total.reciprocal()[:, None])
+            weights.scatter_add_(-1, wanted, torch.ones_like(top)[:, None])
+            logits[rows] = weights
+    return logprobs, entropies, normaliser
+
+
+class _Projected(torch.autograd.Function):
+    """Hidden states [m, H], weight [V, H] → log-probs [m], entropies [m] without a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+        trained: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logits = hidden @ weight.T
+        logprobs, entropies, _ = _softmax(logits, targets, temperature, entropy, overwrite=trained)
+        if trained:
+            ctx.save_for_backward(hidden, weight, logits)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprob: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, slope = ctx.saved_tensors
+        scale = (by_logprob / ctx.temperature)[:, None]
+        by_hidden = by_weight = None
+        if ctx.needs_input_grad[0]:
+            by_hidden = ((slope @ weight).float() * scale).to(hidden.dtype)
+        if ctx.needs_input_grad[1]:
+            by_weight = slope.T @ (hidden.float() * scale).to(hidden.dtype)
+        return by_hidden, by_weight, None, None, None, None
+
+
 class _Logprobs(torch.autograd.Function):
     """Logits [m, V] → log-probs [m], entropies [m] (zeros where not wanted)."""
 
@@ -82,19 +154,7 @@ class _Logprobs(torch.autograd.Function):
         entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        normaliser = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-        logprobs, entropies = torch.empty_like(normaliser), torch.zeros_like(normaliser)
-        for rows in _pieces(logits):
-            z = logits[rows].float()
-            if temperature != 1.0:
-                z = z / temperature
-            top = z.amax(-1)
-            weights = (z - top[:, None]).mul_(LOG2_E).exp2_()
-            total = weights.sum(-1)
-            normaliser[rows] = total.log() + top
-            logprobs[rows] = z.gather(-1, targets[rows, None])[:, 0] - normaliser[rows]
-            if entropy:
-                entropies[rows] = normaliser[rows] - torch.linalg.vecdot(weights, z) / total
+        logprobs, entropies, normaliser = _softmax(logits, targets, temperature, entropy)
         ctx.save_for_backward(logits, targets, normaliser, entropies)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
