@@ -263,7 +263,12 @@ def _deepspeed_config(
         },
         # The optimizer that is offloaded is PyTorch's too.
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": bf16, "check_grad_overflow": bf16},
+        "bf16": {
+            "enabled": bf16,
+            "check_grad_overflow": bf16,
+            # A gradient goes into the float32 sum as soon as it is there, and is not kept.
+            "immediate_grad_update": bf16,
+        },
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
             "stage": stage,
