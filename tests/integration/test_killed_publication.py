@@ -88,7 +88,7 @@ def test_through_shared_memory_a_new_engine_takes_the_same_weights(
     """No request was under way, so that nothing may be different afterwards."""
     _, faults = killed(tmp_path)
     (fault,) = faults
-    assert (fault["fault"], fault["phase"]) == ("engine_restarts", "publish")
+    assert (fault["fault"], fault["phase"], fault["step"]) == ("engine_restarts", "publish", 3)
     assert "died during 'load_weights'" in fault["cause"]
     assert same_steps(tmp_path / "out", left_alone)
     assert weights(tmp_path / "out") == weights(left_alone)
@@ -100,7 +100,7 @@ def test_over_tcp_the_run_goes_back_to_the_checkpoint_and_ends_with_the_same_wei
     more = "--set publication.transport=gloo --set faults.learner=restart"
     _, faults = killed(tmp_path, *more.split())
     (fault,) = faults
-    assert (fault["fault"], fault["phase"]) == ("learner_restarts", "publish")
+    assert (fault["fault"], fault["phase"], fault["step"]) == ("learner_restarts", "publish", 3)
     assert "'gloo' keeps no weights" in fault["cause"]
     assert fault["action"] == "starting all workers anew from step-000002"
     assert same_steps(tmp_path / "out", left_alone)

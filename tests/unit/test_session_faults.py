@@ -15,6 +15,7 @@ import pytest
 from rlx.core.config import RunConfig
 from rlx.core.engine import session as module
 from rlx.core.engine.checkpoints import write_index
+from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.session import Session
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
@@ -69,6 +70,17 @@ def test_loss_of_a_learner_ends_with_step_phase_worker_and_a_next_step(tmp_path:
         f"whole checkpoint: the same command with `--resume --output {tmp_path}` goes on from "
         f"there. What the worker said last is in {tmp_path}/logs."
     )
+
+
+def test_faults_name_the_step_that_the_phase_belongs_to(tmp_path: Path):
+    ledger = FaultLedger(tmp_path, lambda text: None)
+    said = []
+    for phase in ("start", "update", "publish", "rollout"):
+        ledger.phase = phase
+        if phase == "publish":
+            ledger.finished(1)
+        said.append(ledger.where)
+    assert said == ["step 1, start", "step 1, update", "step 1, publish", "step 2, rollout"]
 
 
 def test_lost_learner_starts_the_run_anew_from_the_last_checkpoint(tmp_path: Path):

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 FAULTS_NAME = "faults.jsonl"
+_ENDS_A_STEP = ("publish", "eval", "checkpoint")
+"""Phases of the step whose update is done."""
 log = logging.getLogger(__name__)
 
 
@@ -32,14 +34,18 @@ class FaultLedger:
         self._since_step: Counter[str] = Counter()
         self._unreported: Counter[str] = Counter()
         self.step = 0
-        """Last finished step."""
+        """Last step whose update is done."""
         self.phase = "start"
         """What the run is at."""
 
     @property
     def where(self) -> str:
         """The step and the phase that the run is at, for messages."""
-        return f"step {self.step + 1}, {self.phase}"
+        return f"step {self._under_way}, {self.phase}"
+
+    @property
+    def _under_way(self) -> int:
+        return self.step if self.phase in _ENDS_A_STEP else self.step + 1
 
     def finished(self, step: int) -> None:
         """A step is done; steps that a restart does again don't count as getting on."""
@@ -68,7 +74,7 @@ class FaultLedger:
         """Add a line to `faults.jsonl`; a disk that is full must not be a second fault."""
         record: Mapping[str, Any] = {
             "time": time.time(),
-            "step": self.step + 1,
+            "step": self._under_way,
             "phase": self.phase,
             "fault": kind,
             "worker": worker,
