@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -162,14 +163,12 @@ def extending(
 
 def lay_out(segments: Sequence[Segment]) -> tuple[np.ndarray, list[Span], np.ndarray, list[int]]:
     """Segments one after the other: tokens [T], spans, log-probs [n] and where each begins."""
-    offsets, length = [], 0
-    for segment in segments:
-        offsets.append(length)
-        length += len(segment.kept)
+    kept = [np.array(segment.kept, dtype=np.int32) for segment in segments]
+    offsets = [0, *itertools.accumulate(len(one) for one in kept[:-1])]
     turns = [(turn, at) for one, at in zip(segments, offsets, strict=True) for turn in one.turns]
     return (
-        np.concatenate([np.asarray(one.kept, dtype=np.int32) for one in segments]),
+        kept[0] if len(kept) == 1 else np.concatenate(kept),
         [turn.span(at) for turn, at in turns],
-        np.concatenate([np.zeros(0, dtype=np.float32), *(turn.logprobs for turn, _ in turns)]),
+        np.concatenate([turn.logprobs for turn, _ in turns] or [np.zeros(0, np.float32)]),
         offsets,
     )

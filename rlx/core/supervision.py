@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -16,8 +17,6 @@ T = TypeVar("T")
 
 _GRACE = 5.0
 """Seconds that a cancelled agent has for its own clean-up."""
-_FOREVER = 3600.0
-"""Seconds after which an episode without limits is looked at again."""
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +45,11 @@ async def supervised(work: Coroutine[Any, Any, T], episode: Episode, *, name: st
     return task.result()
 
 
-async def _wait(task: asyncio.Task[Any], episode: Episode, seconds: float) -> None:
+async def _wait(task: asyncio.Task[Any], episode: Episode, seconds: float | None) -> None:
     """Wait for the task; time in which another agent blocked the event loop does not count."""
+    if seconds is None:
+        await asyncio.wait({task})
+        return
     started = time.monotonic()
     await asyncio.wait({task}, timeout=seconds)
     late = time.monotonic() - started - seconds
@@ -76,15 +78,15 @@ async def _no_exit(work: Coroutine[Any, Any, T]) -> T:
         raise ComponentError(f"it called sys.exit({error.code!r})") from error
 
 
-def _patience(episode: Episode, deadline: float) -> float:
-    """Seconds until the next moment at which time could be over."""
+def _patience(episode: Episode, deadline: float) -> float | None:
+    """Seconds until the next moment at which time could be over; None where there is no limit."""
     now = time.monotonic()
     step = episode.limits.step_timeout
     wait = deadline - now
     if step is not None:
         since = now if episode.agent_since is None else episode.agent_since
         wait = min(wait, since + step - now)
-    return min(max(wait, 0.001), _FOREVER)
+    return None if math.isinf(wait) else max(wait, 0.001)
 
 
 def _overdue(episode: Episode) -> bool:

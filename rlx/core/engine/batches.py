@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,19 +20,22 @@ def make_batch(groups: Sequence[Group]) -> TrainBatch:
     """Lay the rollouts of `groups` one after the other, each segment a sequence."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     group_index = [index for index, group in enumerate(groups) for _ in group.rollouts]
-    positions = [part for rollout in rollouts for part in _action_positions(rollout)]
+    tokens = _concatenate([rollout.tokens for rollout in rollouts], np.int32)
     segments = np.array([len(rollout.segments) for rollout in rollouts], np.int64)
-    lengths = [length for rollout in rollouts for length in _segment_lengths(rollout)]
+    offsets = _offsets([len(rollout.tokens) for rollout in rollouts])
+    # On the axis of all tokens; a segment without tokens begins where the next one does.
+    starts = np.repeat(offsets, segments) + _numbers(one.segments for one in rollouts)
+    turns = _turns(rollouts, offsets, starts)
     return TrainBatch(
-        tokens=_concatenate([rollout.tokens for rollout in rollouts], np.int32),
-        lengths=np.array(lengths, np.int64),
-        action_lengths=np.array([len(position) for position in positions], np.int64),
-        action_positions=_concatenate(positions, np.int64),
-        turn=_concatenate([_turns(rollout) for rollout in rollouts], np.int64),
+        tokens=tokens,
+        lengths=np.diff(starts, append=len(tokens)),
+        action_lengths=turns.action_lengths,
+        action_positions=turns.positions,
+        turn=np.repeat(turns.index, turns.lengths),
         group=np.array(group_index, np.int64),
         rollout_logprobs=_concatenate([rollout.logprobs for rollout in rollouts], np.float32),
         rewards=np.array([total_reward(rollout) for rollout in rollouts], np.float64),
-        token_rewards=_concatenate([_token_rewards(rollout) for rollout in rollouts], np.float64),
+        token_rewards=_token_rewards(rollouts, turns),
         segments=segments if (segments != 1).any() else None,
         names=np.array([rollout_name(rollout) for rollout in rollouts], np.str_),
         greedy_rewards=_greedy_rewards(groups),
@@ -84,31 +88,63 @@ def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     )
 
 
-def _segment_lengths(rollout: Rollout) -> np.ndarray:
-    return np.diff([*rollout.segments, len(rollout.tokens)])
+def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Where each of runs of these lengths begins, one after the other."""
+    return np.cumsum(lengths, dtype=np.int64) - np.array(lengths, np.int64)
 
 
-def _action_positions(rollout: Rollout) -> list[np.ndarray]:
-    """Positions of each segment's action tokens, counted from where the segment begins."""
-    starts = np.array(rollout.segments)
-    parts: list[list[np.ndarray]] = [[] for _ in starts]
-    for span in rollout.spans:
-        segment = int(np.searchsorted(starts, span.start, side="right")) - 1
-        parts[segment].append(np.arange(span.start, span.stop) - starts[segment])
-    return [np.concatenate(part) if part else np.zeros(0, np.int64) for part in parts]
+def _numbers(parts: Iterable[Iterable[int]]) -> np.ndarray:
+    return np.fromiter(itertools.chain.from_iterable(parts), np.int64)
 
 
-def _turns(rollout: Rollout) -> np.ndarray:
-    return np.repeat(np.arange(len(rollout.spans)), [len(span) for span in rollout.spans])
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Turns:
+    """The turns of all rollouts, one after the other."""
+
+    index: np.ndarray
+    """[t] int64, within the rollout."""
+    rollout: np.ndarray
+    """[t] int64."""
+    lengths: np.ndarray
+    """[t] int64, action tokens."""
+    positions: np.ndarray
+    """[N] int64, of the action tokens, each from where its segment begins."""
+    action_lengths: np.ndarray
+    """[S] int64, action tokens of each segment."""
 
 
-def _token_rewards(rollout: Rollout) -> np.ndarray:
-    rewards = np.zeros(rollout.action_count)
-    end = 0
-    for span in rollout.spans:
-        end += len(span)
-        if len(span):
-            rewards[end - 1] += span.reward
-    if len(rewards):
-        rewards[-1] += rollout.reward
+def _turns(rollouts: Sequence[Rollout], offsets: np.ndarray, starts: np.ndarray) -> _Turns:
+    """
+    Args:
+        offsets: [B], where each rollout begins on the axis of all tokens.
+        starts: [S], where each segment does.
+    """
+    count = np.array([len(rollout.spans) for rollout in rollouts], np.int64)
+    rollout = np.repeat(np.arange(len(rollouts)), count)
+    first = _numbers((span.start for span in one.spans) for one in rollouts)
+    lengths = _numbers((span.stop for span in one.spans) for one in rollouts) - first
+    first += offsets[rollout]
+    segment = np.searchsorted(starts, first, side="right") - 1
+    action_lengths = np.zeros(len(starts), np.int64)
+    np.add.at(action_lengths, segment, lengths)
+    shift = first - starts[segment] - _offsets(lengths)
+    return _Turns(
+        index=np.arange(len(rollout)) - np.repeat(_offsets(count), count),
+        rollout=rollout,
+        lengths=lengths,
+        positions=np.arange(lengths.sum()) + np.repeat(shift, lengths),
+        action_lengths=action_lengths,
+    )
+
+
+def _token_rewards(rollouts: Sequence[Rollout], turns: _Turns) -> np.ndarray:
+    """[N] float64: each turn's reward on its last token, the rollout's own on its very last."""
+    real = turns.lengths > 0
+    last, rollout = np.cumsum(turns.lengths)[real] - 1, turns.rollout[real]
+    rewards = np.zeros(int(turns.lengths.sum()))
+    own = np.array([span.reward for one in rollouts for span in one.spans], np.float64)
+    rewards[last] = own[real]
+    ends = np.flatnonzero(np.diff(rollout, append=-1))
+    whole = np.array([one.reward for one in rollouts], np.float64)
+    rewards[last[ends]] += whole[rollout[ends]]
     return rewards

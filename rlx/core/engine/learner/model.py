@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx.core.config import LearnerConfig
+from rlx.core.engine.float32_linear import quicken
 from rlx.core.engine.learner.attention import (
     Packing,
     close,
@@ -177,6 +178,7 @@ def load_pretrained(
     if settings.liger:
         use_liger(loaded)
     fuse(loaded, settings, device)
+    quicken(loaded)
     for layer in loaded.modules() if settings.lora.quantization else ():
         # Else bitsandbytes repacks the weights of a model in evaluation mode for a kernel of CPUs
         # that has no gradient, and says so in a warning only.

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from rlx.core.engine.float32_linear import quicken
 from rlx.core.engine.interfaces import GenerateRequest, Generation, PublishReport, WeightsUpdate
 from rlx.core.engine.rollout.core import (
     Finished,
@@ -69,6 +70,7 @@ class TransformersCore:
             model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
+        quicken(self._model)
         self._end_tokens = end_token_ids(self._path, model.config)
         return {
             "engine": "transformers",
@@ -193,6 +195,9 @@ class _Batch:
             start = self._width - len(prompt)
             self._ids[row, start : self._width] = torch.as_tensor(prompt)
             self._mask[row, :start] = 0
+        positions = (self._mask.cumsum(-1) - 1).clamp_(min=0)
+        self._positions = positions.to(device)
+        self._padded = not bool(self._mask.all())
         self._ids, self._mask = self._ids.to(device), self._mask.to(device)
         self._logprobs = torch.zeros(len(rows), longest, device=device)
         self._uniforms = _uniforms([request.seed for _, request, _ in rows], longest).to(device)
@@ -264,15 +269,14 @@ class _Batch:
 
     def _forward(self, columns: slice, cache: Any, rows: torch.Tensor | slice = slice(None)) -> Any:
         """Run the model on some columns of the batch, appending to `cache` (None: a new one)."""
-        from transformers import DynamicCache
+        from rlx.core.engine.rollout.growing_cache import growing_cache
 
-        mask = self._mask[rows, : columns.stop]
-        positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, columns]
+        config, most = self._model.config, self._ids.shape[1]
         return self._model(
             input_ids=self._ids[rows, columns],
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=DynamicCache(config=self._model.config) if cache is None else cache,
+            attention_mask=self._mask[rows, : columns.stop] if self._padded else None,
+            position_ids=self._positions[rows, columns],
+            past_key_values=growing_cache(config, most) if cache is None else cache,
             use_cache=True,
             logits_to_keep=1,
         )
@@ -291,7 +295,16 @@ class _Batch:
         if not kept or not reasons:
             return finished
         index = torch.tensor(kept, device=self._ids.device)
-        for name in ("ids", "mask", "logprobs", "uniforms", "greedy", "limits", "stops"):
+        for name in (
+            "ids",
+            "mask",
+            "positions",
+            "logprobs",
+            "uniforms",
+            "greedy",
+            "limits",
+            "stops",
+        ):
             setattr(self, f"_{name}", getattr(self, f"_{name}")[index])
         if self._cache is not None:
             self._cache.batch_select_indices(index)
