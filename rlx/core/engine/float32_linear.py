@@ -47,17 +47,12 @@ def _fits(tensor: Tensor) -> bool:
 
 def _forward(self: Any, x: Tensor) -> Tensor:
     """`nn.Linear.forward`."""
-    if not (_fits(x) and _fits(self.weight)) or torch.is_autocast_enabled("cpu") or not x.numel():
+    fit = _fits(x) and _fits(self.weight) and x.numel()
+    if not fit or torch.is_autocast_enabled("cpu"):
         return functional.linear(x, self.weight, self.bias)
     if not torch.is_grad_enabled():
-        return product(x, self.weight, self.bias)
+        return _product(x, self.weight, self.bias)
     found: Tensor = _Linear.apply(x, self.weight, self.bias)
-    return found
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x […, k] · weightᵀ [k, n] + bias [n] in float32, whatever their strides; no gradient."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
 
@@ -65,22 +60,39 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         by_x, by_weight, by_bias = ctx.needs_input_grad
-        above, below = (one.reshape(-1, one.shape[-1]) for one in (upstream, x))
         return (
-            product(upstream, weight.T) if by_x else None,
-            _product_of_columns(above, below) if by_weight else None,
-            above.sum(0) if by_bias else None,
+            _product(upstream, weight.T) if by_x else None,
+            weight_gradient(upstream, x) if by_weight else None,
+            upstream.reshape(-1, upstream.shape[-1]).sum(0) if by_bias else None,
         )
 
 
-def _product_of_columns(a: Tensor, b: Tensor) -> Tensor:
-    """aᵀ · b of a [T, m] and b [T, k]. oneDNN copies what is on the left, so that is the narrow
-    one."""
-    return product(a.T, b.T) if a.shape[1] <= b.shape[1] else product(b.T, a.T).T
+def projected(x: Tensor, weight: Tensor) -> Tensor:
+    """x […, k] · weightᵀ [k, n], of any dtype on any device; no gradient."""
+    if _helps() and _fits(x) and _fits(weight) and x.numel():
+        return _product(x, weight)
+    return functional.linear(x, weight)
+
+
+def weight_gradient(upstream: Tensor, x: Tensor) -> Tensor:
+    """∂yᵀ · x [n, k] of ∂y […, n] and x […, k], of any dtype on any device."""
+    above, below = (one.reshape(-1, one.shape[-1]) for one in (upstream, x))
+    if not (_helps() and _fits(above) and _fits(below) and above.numel() and below.numel()):
+        return above.T @ below
+    # oneDNN copies what is on the left, so that is the narrow one.
+    if above.shape[1] <= below.shape[1]:
+        return _product(above.T, below.T)
+    return _product(below.T, above.T).T
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x […, k] · weightᵀ [k, n] + bias [n] in float32, whatever their strides."""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found

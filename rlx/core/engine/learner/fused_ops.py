@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from rlx.core.engine.float32_linear import projected, weight_gradient
+
 _FLOATS = 2**18
 """Values of a float32 piece that is worked on at a time on a CPU, which its cache holds."""
 _MANY_FLOATS = 2**28
@@ -133,7 +135,7 @@ class _GatedProjection(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        return functional.linear(functional.silu(gate).mul_(up), weight)
+        return projected(functional.silu(gate).mul_(up), weight)
 
     @staticmethod
     @once_differentiable
@@ -141,10 +143,8 @@ class _GatedProjection(torch.autograd.Function):
         gate, up, weight = ctx.saved_tensors
         activated, by_weight = functional.silu(gate), None
         if ctx.needs_input_grad[2]:
-            product = (activated * up).flatten(0, -2)
-            by_weight = upstream.flatten(0, -2).T @ product
-            del product
-        by_inner = upstream @ weight
+            by_weight = weight_gradient(upstream, activated * up)
+        by_inner = projected(upstream, weight.T)
         by_up = activated.mul_(by_inner)
         return _gate_backward(by_inner.mul_(up), gate), by_up, by_weight
 

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from rlx.core.engine.float32_linear import projected, weight_gradient
+
 Head = Callable[[Tensor], Tensor]
 LOG2_E = math.log2(math.e)
 """A CPU has a fast exponential to base 2 only."""
@@ -121,7 +123,7 @@ class _Projected(torch.autograd.Function):
         entropy: bool,
         trained: bool,
     ) -> tuple[Tensor, Tensor]:
-        logits = hidden @ weight.T
+        logits = projected(hidden, weight)
         logprobs, entropies, _ = _softmax(logits, targets, temperature, entropy, overwrite=trained)
         if trained:
             ctx.save_for_backward(hidden, weight, logits)
@@ -136,9 +138,9 @@ class _Projected(torch.autograd.Function):
         scale = (by_logprob / ctx.temperature)[:, None]
         by_hidden = by_weight = None
         if ctx.needs_input_grad[0]:
-            by_hidden = ((slope @ weight).float() * scale).to(hidden.dtype)
+            by_hidden = (projected(slope, weight.T).float() * scale).to(hidden.dtype)
         if ctx.needs_input_grad[1]:
-            by_weight = slope.T @ (hidden.float() * scale).to(hidden.dtype)
+            by_weight = weight_gradient(slope, (hidden.float() * scale).to(hidden.dtype))
         return by_hidden, by_weight, None, None, None, None
 
 
