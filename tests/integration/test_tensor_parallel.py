@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def test_both_halves_of_an_engine_take_new_weights_and_end_with_the_run(workspace: Path) -> None:
-    """Ray, vLLM with two workers (about 40 s)."""
+    """Ray, vLLM with two workers (60 s on one core)."""
     words = arguments("out", steps=2, runtime="ray", engine="vllm")
     run = start(workspace, [*words, "--set", "rollout.tensor_parallel=2"])
     workers: list[psutil.Process] = []
