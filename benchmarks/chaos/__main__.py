@@ -36,7 +36,7 @@ def _engines(engine: str, staleness: int, seed: int, *, engines: int = 1) -> Exp
 
 def _driver(runtime: str, seed: int, *, kills: int) -> Experiment:
     return lambda folder, budget: kill_driver(
-        folder, budget, runtime=runtime, kills=kills, steps=8, seed=seed
+        folder, budget, runtime=runtime, kills=kills, steps=10, seed=seed
     )
 
 

@@ -95,6 +95,8 @@ class LiveRun:
         self.folder = folder
         self.log = log or folder.with_suffix(".log")
         self.started = time.monotonic()
+        self.seconds = 0.0
+        """From its start to its end, where `wait` saw that."""
         code = f"{prefix}\nfrom rlx.cli.main import main\nmain()"
         command = [sys.executable, "-c", code] if prefix else [sys.executable, "-m", "rlx"]
         more = ["--resume"] if resume else []
@@ -110,7 +112,9 @@ class LiveRun:
     def wait(self, timeout: float = 900.0) -> int:
         """Wait for its end; returns the exit code."""
         try:
-            return self.process.wait(timeout)
+            code = self.process.wait(timeout)
+            self.seconds = time.monotonic() - self.started
+            return code
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise RuntimeError(f"it did not end:\n{self.tail()}") from None
@@ -198,6 +202,11 @@ def mended(folder: Path, kind: str) -> int:
     path = folder / "faults.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     return sum(json.loads(line)["fault"] == kind for line in lines)
+
+
+def step_seconds(folder: Path) -> list[float]:
+    """How long each step took, its checkpoint included."""
+    return [float(record["time/step"]) for record in _records(folder)]
 
 
 def last_step(folder: Path) -> int:
