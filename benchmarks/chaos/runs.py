@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+import rlx
+
 MACHINE = ("time", "throughput/", "publish/", "memory/", "engine/")
 """Metrics that measure the machine and not the run."""
 FAULTS = ("faults/", "reward/workers_replaced")
@@ -179,10 +181,13 @@ def left_alone(folder: Path, words: Sequence[str]) -> Path:
     Inline, because that starts sooner: the runtime makes no difference to what is computed.
 
     Args:
-        folder: of the experiment; the run lies beside it, for other experiments.
+        folder: of the experiment; the run lies beside it, for other experiments with the same
+            source of rlx, of which every rounding may be another tomorrow.
     """
-    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=6).hexdigest()
-    target = folder.parent / f"left-alone-{digest}"
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=6)
+    for path in sorted(Path(rlx.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    target = folder.parent / f"left-alone-{digest.hexdigest()}"
     if not (target / "finished.json").is_file():
         shutil.rmtree(target, ignore_errors=True)
         finished(target, [*words, "--runtime", "inline"])
