@@ -14,7 +14,7 @@ def _nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_spin_for_a_moment():
-    assert openmp_environment()["GOMP_SPINCOUNT"] == "10000"
+    assert openmp_environment()["GOMP_SPINCOUNT"] == "1000"
 
 
 def test_what_the_environment_says_is_handed_on(monkeypatch: pytest.MonkeyPatch):

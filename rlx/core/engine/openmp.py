@@ -1,8 +1,9 @@
 """How the threads of a worker's arithmetic wait for each other, and what must not change them.
 
 Between two parallel pieces of a forward pass lie some microseconds. A thread that sleeps meanwhile
-costs a third of a small model's step; one that spins without end takes the cores from the phase
-whose turn it is. So threads spin for about a tenth of a millisecond, and then sleep.
+costs a third of a small model's step; one that spins for long takes the core from the very thread
+that it waits for, as soon as the machine has other work (docs/performance.md). So threads spin for
+some ten microseconds, and then sleep.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def openmp_environment() -> dict[str, str]:
     """
     waiting = {name: os.environ[name] for name in _CHOSEN_BY_USERS if name in os.environ}
     return {
-        **(waiting or {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}),
+        **(waiting or {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}),
         # The number of threads, and with it every rounding, must not depend on the machine's load.
         "OMP_DYNAMIC": "false",
         "MKL_DYNAMIC": "false",
