@@ -158,3 +158,14 @@ def truncate_metrics(folder: Path, step: int) -> None:
         except (ValueError, KeyError):
             continue  # a line that was cut off by a kill
     path.write_text("".join(line + "\n" for line in kept))
+
+
+def complete_metrics(folder: Path, step: int, metrics: Mapping[str, float] | None) -> None:
+    """Add the line of `step` where a kill came between its checkpoint, which holds `metrics`, and
+    the line."""
+    path = folder / METRICS_NAME
+    lines = path.read_text().splitlines() if path.is_file() else []
+    if metrics is not None and (not lines or json.loads(lines[-1])["step"] < step):
+        record = {"step": step, "time": time.time(), **metrics}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -57,6 +58,19 @@ def test_rollback_goes_on_from_the_last_checkpoint_with_other_tasks(workspace: P
     ]
     assert groups[2] == set(range(8, 12))
     assert groups[3] == set(range(16, 20)), "the groups of the spoiled step are not made again"
+
+
+def test_kill_between_a_checkpoint_and_its_line_of_metrics_loses_no_line(workspace: Path):
+    plain = arguments("out", steps=3, runtime="inline", engine="transformers")
+    long = [*plain, *"--checkpoint-every 1 --set checkpoint.keep=5".split()]
+    run(workspace, long)
+    before, out = metrics(workspace / "out"), workspace / "out"
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text(lines[0])  # as if killed right after step-000002
+    (out / "finished.json").unlink()
+    shutil.rmtree(out / "checkpoints" / "step-000003")
+    run(workspace, [*long, "--resume"])
+    assert metrics(out) == before
 
 
 def test_stop_in_a_long_update_loses_at_most_its_step(workspace: Path):

@@ -43,7 +43,7 @@ from rlx.core.errors import (
 from rlx.core.kl import kl_controller
 from rlx.core.plugins import PluginSystem
 from rlx.core.rollouts import TrainBatch
-from rlx.core.run import Run, model_name, truncate_metrics
+from rlx.core.run import Run, complete_metrics, model_name, truncate_metrics
 
 _BEFORE_UPDATE = ("rollout", "score", "advantage")
 _AT_REST = (*_BEFORE_UPDATE, "eval")
@@ -243,7 +243,7 @@ class Trainer:
             raise
         if self._checkpoint_is_due():
             with self._timed("checkpoint"):
-                await self.checkpoint()
+                await self.checkpoint(metrics=merge(numbers, evaluation))
         self._phases.current = "emit"
         numbers = merge(numbers, evaluation, await self._monitor.take())
         self._emit(collected, batch, numbers, update)
@@ -313,16 +313,20 @@ class Trainer:
     def _best_step(self) -> int | None:
         return None if self._evaluations is None else self._evaluations.best_step
 
-    async def checkpoint(self, *, last: bool = False) -> None:
+    async def checkpoint(
+        self, *, last: bool = False, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """Save the state after the last finished step, once; with `last` return when it is done."""
         state = self._before_step or await self._state.state_dict(self.step)
-        await self._checkpoints.save(self.step, state, best=self._best_step(), last=last)
+        whole = {**state, "metrics": metrics}
+        await self._checkpoints.save(self.step, whole, best=self._best_step(), last=last)
 
     async def resume(self, folder: Path) -> None:
         """Take up the state of a checkpoint and give its weights to the engine."""
         state = load_state(folder)
         await self._collector.load_state_dict(state["collector"])
         await self._load(folder, state)
+        complete_metrics(self._run.folder, self.step, state.get("metrics"))
 
     async def _roll_back(self, error: DivergedError | NonFiniteError) -> None:
         """Go back to the last checkpoint from before `error`, and on with other tasks and seeds:
