@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from whole_runs import metrics, run, start, wait_for_step, weights
 
+from rlx.core.engine.checkpoints import latest_checkpoint, step_of
+from rlx.core.run import truncate_metrics
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
@@ -53,6 +56,10 @@ def test_killed_run_is_resumed_in_mid_epoch_bit_by_bit(data: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert not (data / "killed" / "finished.json").exists()
+    # As if the kill had come between the newest checkpoint and its step's line of metrics.
+    newest = latest_checkpoint(data / "killed" / "checkpoints")
+    assert newest is not None
+    truncate_metrics(data / "killed", step_of(newest) - 1)
     said = run(data, ["kto", "--resume", "--output", "killed"])
     assert "resuming from step-0000" in said
     assert weights(data / "killed") == weights(data / "whole")

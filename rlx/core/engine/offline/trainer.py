@@ -29,7 +29,7 @@ from rlx.core.offline.draws import Draws
 from rlx.core.offline.rows import RowBatch, join
 from rlx.core.plugins import PluginSystem
 from rlx.core.rewards import MEAN_KEY, STD_KEY
-from rlx.core.run import Run, model_name
+from rlx.core.run import Run, complete_metrics, model_name
 from rlx.core.task_stream import other_data
 
 _NORM_ROWS = 512
@@ -162,7 +162,7 @@ class OfflineTrainer:
             evaluation = await self._evaluate()
             if self._checkpoint_is_due():
                 with self._timed("checkpoint"):
-                    await self.checkpoint()
+                    await self.checkpoint(metrics=merge(numbers, evaluation))
         except BaseException:  # the step itself is done, and is not lost
             self._emit(numbers)
             raise
@@ -252,9 +252,12 @@ class OfflineTrainer:
         is_regular = bool(every) and self.step % every == 0 and self.step < self._config.steps
         return (is_regular or self._best.step == self.step) and not self._guard.suspicious
 
-    async def checkpoint(self, *, last: bool = False) -> None:
+    async def checkpoint(
+        self, *, last: bool = False, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """Save the state after the last finished step, once; with `last` return when it is done."""
         state = {
+            "metrics": metrics,
             "step": self.step,
             "draws": self._before_step or self._draws.state_dict(),
             "rows": self._rows_digest,
@@ -274,6 +277,7 @@ class OfflineTrainer:
         await self._learner.load(str(folder / "policy"))
         self.step = self._faults.step = step_of(folder)
         self._checkpoints.start_from(self.step)
+        complete_metrics(self._run.folder, self.step, state.get("metrics"))
 
     async def hold(self, *, copy: bool, export: bool) -> None:
         """Take hold of the model in memory (`checkpointing.Holder`)."""
