@@ -8,6 +8,7 @@ A table stands in the page between `<!-- NAME -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -32,12 +33,17 @@ COMMANDS = {
 }
 
 
+_FOREIGN = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+\] \[WARNING\]")
+"""What DeepSpeed prints when it is imported."""
+
+
 def main() -> None:
     for name in sys.argv[1:] or COMMANDS:
         module, *words = COMMANDS[name]
         command = [sys.executable, "-m", f"benchmarks.{module}", *words]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        replace(name, f"{done.stdout.strip()}\n\nMeasured on {time.strftime('%Y-%m-%d')}.")
+        text = "".join(line for line in done.stdout.splitlines(True) if not _FOREIGN.match(line))
+        replace(name, f"{text.strip()}\n\nMeasured on {time.strftime('%Y-%m-%d')}.")
 
 
 def replace(name: str, text: str) -> None:
