@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from rlx.core.engine.learner.attention_parts import Part, part_backward, part_forward
 from rlx.core.engine.learner.packing import Layout
-from rlx.core.engine.learner.ragged_layout import Bucket, RaggedLayout, Rows
+from rlx.core.engine.learner.ragged_layout import Bucket, RaggedLayout, Rows, Stems
 
 NAME = "rlx_ragged"
 """Of this attention in transformers' registry."""
@@ -54,14 +54,14 @@ class _RaggedAttention(torch.autograd.Function):
         ]
         output = _put_back([one.flatten(0, 1) for one, _ in found], rows).view(q.shape)
         logsum = _put_back([one.flatten() for _, one in found], rows).view(q.shape[:2])
-        for start, stop, end in layout.stems:
-            part = _stem_part(q, k, v, start, stop, end, scale)
-            theirs, their_logsum = part_forward(part)
+        for stems in layout.stems:
+            theirs, their_logsum = part_forward(_stem_part(q, k, v, stems, scale))
             _join(
-                output[stop:end],
-                logsum[stop:end],
-                _by_token(theirs, end - stop),
-                _by_token(their_logsum[..., None], end - stop)[..., 0],
+                output,
+                logsum,
+                stems.queries.flatten(),
+                _by_token(theirs, stems),
+                _by_token(their_logsum[..., None], stems)[..., 0],
             )
         ctx.save_for_backward(q, k, v, output, logsum)
         ctx.layout, ctx.scale = layout, scale
@@ -94,20 +94,21 @@ class _RaggedAttention(torch.autograd.Function):
         by_q = _put_back([one.flatten(0, 1) for one, _, _ in found], query_rows).view(q.shape)
         by_k = _collected(layout, [one for _, one, _ in found], k.shape)
         by_v = _collected(layout, [one for _, _, one in found], v.shape)
-        for start, stop, end in layout.stems:
+        for stems in layout.stems:
             assert delta is not None
-            own, groups = slice(stop, end), k.shape[1]
-            part = _stem_part(q, k, v, start, stop, end, ctx.scale)
+            groups, stem, own = k.shape[1], stems.keys.flatten(), stems.queries.flatten()
+            part = _stem_part(q, k, v, stems, ctx.scale)
             by_queries, by_keys, by_values = part_backward(
                 part,
-                _grouped(upstream[own], groups),
-                _grouped(logsum[own, :, None], groups)[..., 0],
-                delta=_grouped(delta[own, :, None], groups)[..., 0],
-                output=_grouped(output[own], groups) if part.by_flash else None,
+                _grouped(upstream, stems.queries, groups),
+                _grouped(logsum[..., None], stems.queries, groups)[..., 0],
+                delta=_grouped(delta[..., None], stems.queries, groups)[..., 0],
+                output=_grouped(output, stems.queries, groups) if part.by_flash else None,
             )
-            by_q[own] += _by_token(by_queries, end - stop)
-            by_k[start:stop] += by_keys.transpose(0, 1)
-            by_v[start:stop] += by_values.transpose(0, 1)
+            by_q.index_add_(0, own, _by_token(by_queries, stems))
+            for total, one in ((by_k, by_keys), (by_v, by_values)):
+                shape = (len(stems.keys), groups, -1, one.shape[-1])
+                total.index_add_(0, stem, one.view(shape).transpose(1, 2).flatten(0, 1))
         return by_q, by_k, by_v, None, None
 
 
@@ -165,32 +166,43 @@ def _collected(layout: RaggedLayout, pieces: list[Tensor], shape: torch.Size) ->
     return total
 
 
-def _grouped(flat: Tensor, groups: int) -> Tensor:
-    """[m, H, D] → [K, r · m, D]: heads with the same keys one after the other."""
-    count, heads, width = flat.shape
-    return flat.transpose(0, 1).reshape(groups, heads // groups * count, width)
+def _grouped(flat: Tensor, tokens: Tensor, groups: int) -> Tensor:
+    """[T, h, D] at `tokens` [t, m] → [t · K, h / K · m, D]: heads with the same keys one after the
+    other."""
+    count, length = tokens.shape
+    found = flat.index_select(0, tokens.flatten()).view(count, length, groups, -1, flat.shape[-1])
+    return found.permute(0, 2, 3, 1, 4).reshape(count * groups, -1, flat.shape[-1])
 
 
-def _by_token(grouped: Tensor, count: int) -> Tensor:
-    """[K, r · m, D] → [m, H, D]."""
-    return grouped.reshape(-1, count, grouped.shape[-1]).transpose(0, 1)
+def _by_token(grouped: Tensor, stems: Stems) -> Tensor:
+    """[t · K, r · m, D] → [t · m, H, D]."""
+    count, length = stems.queries.shape
+    return grouped.reshape(count, -1, length, grouped.shape[-1]).transpose(1, 2).flatten(0, 1)
 
 
-def _stem_part(
-    q: Tensor, k: Tensor, v: Tensor, start: int, stop: int, end: int, scale: float
-) -> Part:
-    """All branches' queries over their stem."""
-    keys, values = (one[start:stop].transpose(0, 1).contiguous() for one in (k, v))
-    return Part(_grouped(q[stop:end], k.shape[1]), keys, values, end - stop, scale, causal=False)
+def _stem_part(q: Tensor, k: Tensor, v: Tensor, stems: Stems, scale: float) -> Part:
+    """All branches' queries over their stems."""
+    groups = k.shape[1]
+    return Part(
+        _grouped(q, stems.queries, groups),
+        _grouped(k, stems.keys, groups),
+        _grouped(v, stems.keys, groups),
+        stems.queries.shape[1],
+        scale,
+        causal=False,
+    )
 
 
-def _join(output: Tensor, logsum: Tensor, theirs: Tensor, their_logsum: Tensor) -> None:
-    """Join another part [n, H, D] and its log-sums [n, H] into `output` and `logsum`."""
-    joint = torch.logaddexp(logsum, their_logsum)
-    ours = output.float().mul_((logsum - joint).exp_()[..., None])
-    ours.addcmul_(theirs.float(), (their_logsum - joint).exp_()[..., None])
-    output.copy_(ours)
-    logsum.copy_(joint)
+def _join(
+    output: Tensor, logsum: Tensor, tokens: Tensor, theirs: Tensor, their_logsum: Tensor
+) -> None:
+    """Join another part [n, H, D] and its log-sums [n, H] in, at `tokens`."""
+    ours = logsum[tokens]
+    joint = torch.logaddexp(ours, their_logsum)
+    joined = output[tokens].float().mul_((ours - joint).exp_()[..., None])
+    joined.addcmul_(theirs.float(), (their_logsum - joint).exp_()[..., None])
+    output.index_copy_(0, tokens, joined.to(output.dtype))
+    logsum.index_copy_(0, tokens, joint)
 
 
 def ragged_attention(

@@ -41,6 +41,16 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stems:
+    """Parts of their own: stems of one length with as many tokens on the branches of each."""
+
+    keys: Tensor
+    """[t, S] int64, the stems' tokens."""
+    queries: Tensor
+    """[t, m] int64, the tokens of all branches of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
     """Where the rows [D] of each head's features are, for one number of heads."""
 
@@ -55,8 +65,7 @@ class RaggedLayout:
     """A `Layout` on its device, as the attention of every layer needs it."""
 
     buckets: tuple[Bucket, ...]
-    stems: tuple[tuple[int, int, int], ...]
-    """Start, stop and branches' stop of those that are parts of their own."""
+    stems: tuple[Stems, ...]
     tokens: int
     _rows: dict[tuple[str, int, int], Rows] = dataclasses.field(default_factory=dict)
 
@@ -75,7 +84,7 @@ class RaggedLayout:
                 _bucket(layout, chosen, stem_of[chosen], int(sizes[chosen[0]]), device)
                 for chosen in _alike(lengths, sizes)
             ),
-            stems=tuple((a, b, c) for a, b, c in layout.stems.tolist() if b - a > joined),
+            stems=tuple(_stems(layout.stems, joined, device)),
             tokens=int(layout.spans[:, 1].max()),
         )
 
@@ -117,6 +126,22 @@ def _stem_of(layout: Layout) -> np.ndarray:
     for index, (_, stop, end) in enumerate(layout.stems):
         found[(layout.spans[:, 0] >= stop) & (layout.spans[:, 0] < end)] = index
     return found
+
+
+def _stems(stems: np.ndarray, joined: int, device: torch.device) -> Iterator[Stems]:
+    """Those of more than `joined` tokens, the ones of the same shape together.
+
+    Args:
+        stems: [s, 3], start, stop and branches' stop of each.
+    """
+    apart = stems[stems[:, 1] - stems[:, 0] > joined]
+    shapes = np.diff(apart)
+    for size, own in np.unique(shapes, axis=0):
+        starts = apart[(shapes == (size, own)).all(1), :1]
+        keys, queries = starts + np.arange(size), starts + size + np.arange(own)
+        yield Stems(
+            keys=torch.from_numpy(keys).to(device), queries=torch.from_numpy(queries).to(device)
+        )
 
 
 def _alike(lengths: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
