@@ -245,3 +245,46 @@ def test_staleness_is_of_tokens() -> None:
     )
     found = staleness_metrics([Group(id=0, task=TASKS[0], rollouts=[rollout])], version=4)
     assert found == {"staleness/mean": (3 * 2 + 0) / 4, "staleness/max": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"groups": 8}, {"groups": 2}),
+        ({"groups": 4}, {"groups": 16}),
+        ({"groups": 4, "max_staleness": 3}, {"groups": 4, "max_staleness": 1}),
+        ({"groups": 6, "max_staleness": 2}, {"groups": 4, "max_staleness": 0}),
+        ({"groups": 4, "max_staleness": 0}, {"groups": 4, "max_staleness": 2}),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_is_resumed_with_other_numbers(
+    before: dict[str, int], after: dict[str, int], seed: int
+) -> None:
+    def make(engine: Engine, settings: dict[str, int]) -> Collection:
+        if settings.get("max_staleness") == 0:
+            parts: dict[str, Any] = {"maker": engine, "scorer": engine}
+            return Collector(**parts, sampler=tasks(None))
+        return collector(engine, **settings)
+
+    async def run() -> tuple[list[Sequence[Group]], list[Sequence[Group]]]:
+        engine = Engine(seed)
+        source = make(engine, before)
+        first = await train(source, engine, range(5), before["groups"])
+        state = await source.state_dict()
+        await source.close()
+        source = make(engine, after)
+        await source.load_state_dict(state)
+        source.advance(5)
+        async with asyncio.timeout(10):
+            second = await train(source, engine, range(5, 35), after["groups"])
+        await source.close()
+        return first, second
+
+    first, second = asyncio.run(run())
+    trained = [group.id for groups in (*first, *second) for group in groups]
+    assert len(trained) == len(set(trained)), "a group was trained on twice"
+    # What was under way at the end may lack; whatever was begun before the resume may not.
+    last = max(group.id for groups in first for group in groups)
+    assert set(range(last + 8)) <= set(trained), "a group was skipped"
+    assert max(ages(second, 5)) <= after.get("max_staleness", 1)

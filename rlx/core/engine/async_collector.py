@@ -19,29 +19,18 @@ The collector
 from __future__ import annotations
 
 import asyncio
-import pickle
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.core.config import RolloutConfig
 from rlx.core.engine.collector import Collected, GroupMaker, GroupScorer
 from rlx.core.engine.engines import RolloutEngines
-from rlx.core.rollouts import Group, Task
+from rlx.core.engine.group_queue import GroupQueue, Started
+from rlx.core.rollouts import Group
 from rlx.core.samplers import BoundSampler, oversample_error
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A group that is being made, or is made and waits to be trained on."""
-
-    number: int
-    task: Task
-    version: int
-    """The engine's policy version when it began."""
 
 
 class AsyncCollector:
@@ -67,14 +56,14 @@ class AsyncCollector:
         self._wanted = settings.groups
         self._max_staleness = settings.max_staleness
         self._max_running = settings.max_in_flight or sys.maxsize
-        self._next_group = 0
+        self._queue = GroupQueue(sampler)
         self._version = 0
         self._collected = 0
         """Groups handed to the trainer so far."""
-        self._running: dict[asyncio.Task[None], _Started] = {}
-        self._ready: list[tuple[_Started, Group]] = []
-        self._again: list[tuple[int, Task]] = []
-        """Groups that a checkpoint says were under way."""
+        self._running: dict[asyncio.Task[None], Started] = {}
+        self._ready: list[tuple[Started, Group]] = []
+        self._restored = False
+        """Whether groups of a checkpoint wait that this run's numbers are to be applied to."""
         self._tried = 0
         """Groups judged since the last step was full."""
         self._failure: BaseException | None = None
@@ -117,14 +106,30 @@ class AsyncCollector:
     def advance(self, version: int) -> None:
         """The engine has new weights: more groups may start."""
         self._version = version
+        if self._restored:
+            self._restored = False
+            self._collected = version * self._wanted
+            self._begin_late_ones_again()
         self._fill()
+
+    def _begin_late_ones_again(self) -> None:
+        """Of the groups that a checkpoint kept, begin those again that could not be trained on in
+        time: the run may have been resumed with smaller steps or a tighter bound."""
+        waiting = sorted(self._ready, key=lambda pair: (pair[0].version, pair[0].number))
+        self._ready = []
+        late: list[tuple[Started, Group]] = []
+        for pair in waiting:
+            trained_at = self._version + len(self._ready) // self._wanted
+            in_time = trained_at - pair[0].version <= self._max_staleness
+            (self._ready if in_time else late).append(pair)
+        self._queue.put_back([(one.number, one.task) for one, _ in late])
 
     async def restart(self, step: int) -> None:
         """Give up what is under way and what waits: it was sampled by weights that are no more."""
         self._failure = None
         await self.close()
         self._ready.clear()
-        self._again.clear()
+        self._queue.clear()
         self._tried = 0
         self._version = step
         self._collected = step * self._wanted
@@ -166,21 +171,12 @@ class AsyncCollector:
         room = min(self._max_running - len(self._running), bound - outstanding)
         if room <= 0 or self._failure is not None:
             return
-        for number, task in self._next(room):
-            one = _Started(number, task, self._version)
+        for number, task in self._queue.take(room):
+            one = Started(number, task, self._version)
             job = asyncio.get_running_loop().create_task(self._make(one))
             self._running[job] = one
 
-    def _next(self, count: int) -> list[tuple[int, Task]]:
-        again, self._again = self._again[:count], self._again[count:]
-        if len(again) == count:
-            return again
-        tasks = self._sampler.next_tasks(count - len(again))
-        numbers = range(self._next_group, self._next_group + len(tasks))
-        self._next_group += len(tasks)
-        return [*again, *zip(numbers, tasks, strict=True)]
-
-    async def _make(self, one: _Started) -> None:
+    async def _make(self, one: Started) -> None:
         try:
             group = await self._maker.make(one.task, one.number)
             self._tried += 1
@@ -206,35 +202,20 @@ class AsyncCollector:
             self._changed.set()
 
     async def state_dict(self) -> dict[str, Any]:
-        """Finished groups that wait are kept as they are, unfinished ones begin again."""
         return {
-            "next_group": self._next_group,
+            **self._queue.state_dict(self._ready, list(self._running.values())),
             "sampler": self._sampler.state_dict(),
             "agent": self._maker.agent.state_dict(),
             "rewards": await self._scorer.state_dict(),
-            "collected": self._collected,
-            # Tasks hold whatever the data held, which a state of primitives can't.
-            "in_flight": pickle.dumps(
-                {
-                    "ready": self._ready,
-                    "running": [*self._unfinished(), *self._again],
-                }
-            ),
         }
 
-    def _unfinished(self) -> list[tuple[int, Task]]:
-        return [(one.number, one.task) for one in self._running.values()]
-
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._next_group = state["next_group"]
+        self._ready = self._queue.load_state_dict(state)
+        self._restored = True
         self._sampler.load_state_dict(state["sampler"])
         if state.get("agent"):
             self._maker.agent.load_state_dict(state["agent"])
         await self._scorer.load_state_dict(state.get("rewards", {}))
-        self._collected = state["collected"]
-        in_flight = pickle.loads(state["in_flight"])
-        self._ready = in_flight["ready"]
-        self._again = in_flight["running"]
 
 
 def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

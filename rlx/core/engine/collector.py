@@ -14,6 +14,7 @@ from rlx.core.agents import Episode, Generate, Limits, run_agent
 from rlx.core.component import Bound
 from rlx.core.engine.engines import Generator
 from rlx.core.engine.garbage import seldom_collected
+from rlx.core.engine.group_queue import Begun, GroupQueue
 from rlx.core.engine.interfaces import Sampling
 from rlx.core.rollouts import Group, Rollout, Task
 from rlx.core.samplers import BoundSampler, oversample_error
@@ -184,7 +185,7 @@ class Collector:
         self._maker = maker
         self._scorer = scorer
         self._sampler = sampler
-        self._next_group = 0
+        self._queue = GroupQueue(sampler)
 
     async def collect(self, wanted: int) -> Collected:
         """Return `wanted` accepted groups, in the order of their tasks.
@@ -202,10 +203,10 @@ class Collector:
                 raise oversample_error(
                     self._sampler, wanted=wanted, dispatched=dispatched, accepted=len(accepted)
                 )
-            tasks = self._sampler.next_tasks(missing)
-            dispatched += len(tasks)
+            begun = self._queue.take(missing)
+            dispatched += len(begun)
             with seldom_collected():
-                accepted += await self._wave(tasks, clock)
+                accepted += await self._wave(begun, clock)
         return Collected(
             groups=accepted,
             metrics={
@@ -226,13 +227,10 @@ class Collector:
     async def close(self) -> None:
         """Nothing to do: no group outlives `collect`."""
 
-    async def _wave(self, tasks: Sequence[Task], clock: _Clock) -> list[Group]:
-        numbers = range(self._next_group, self._next_group + len(tasks))
-        self._next_group += len(tasks)
+    async def _wave(self, begun: Sequence[Begun], clock: _Clock) -> list[Group]:
         async with asyncio.TaskGroup() as running:
             jobs = [
-                running.create_task(self._maker.make(task, number, clock))
-                for task, number in zip(tasks, numbers, strict=True)
+                running.create_task(self._maker.make(task, number, clock)) for number, task in begun
             ]
         groups = [group for job in jobs if (group := job.result()) is not None]
         kept = [group for group in groups if self._sampler.keep(group) is None]
@@ -241,14 +239,16 @@ class Collector:
 
     async def state_dict(self) -> dict[str, Any]:
         return {
-            "next_group": self._next_group,
+            **self._queue.state_dict(),
             "sampler": self._sampler.state_dict(),
             "agent": self._maker.agent.state_dict(),
             "rewards": await self._scorer.state_dict(),
         }
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._next_group = state["next_group"]
+        waiting = self._queue.load_state_dict(state)
+        # Sampled by earlier weights, in a run that was ahead of its training.
+        self._queue.put_back([(one.number, one.task) for one, _ in waiting])
         self._sampler.load_state_dict(state["sampler"])
         if state.get("agent"):
             self._maker.agent.load_state_dict(state["agent"])
