@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from rlx.cli.runs import app
@@ -74,3 +76,35 @@ def test_damage_is_named(run: Path, name: str, harm: Callable[[Path], None], sai
     assert said in text
     newest = "step-000002" if "step-000004" in name else "step-000004"
     assert f"--resume goes on from checkpoints/{newest}" in text
+
+
+@pytest.fixture
+def finished(run: Path) -> Path:
+    (run / "export").mkdir()
+    save_file({"weight": np.zeros(1000, np.float32)}, run / "export" / "model.safetensors")
+    (run / "finished.json").write_text('{"step": 3}')
+    return run
+
+
+def lose_a_line(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [
+        ("export/model.safetensors", cut, "model.safetensors: "),
+        ("export/model.safetensors", lambda path: path.write_bytes(b""), "model.safetensors: "),
+        ("export/model.safetensors", Path.unlink, "no weights"),
+        ("metrics.jsonl", lose_a_line, "no line of step 3"),
+    ],
+)
+def test_damage_of_a_finished_run_is_named(
+    finished: Path, name: str, harm: Callable[[Path], None], said: str
+) -> None:
+    assert verify(finished)[0] == 0
+    harm(finished / name)
+    code, text = verify(finished)
+    assert code == 1
+    assert text.count("damaged") == 1
+    assert said in text
