@@ -47,10 +47,10 @@ def test_slow_reward_costs_little_when_generation_runs_ahead(workspace: Path):
     base[base.index("mypkg:digits")] = "slow:digits"
     base += ["--set", "reward.concurrency=64"]
     rates = []
-    for output, words in (("turns", []), ("ahead", ["--max-staleness", "2"])):
+    for output, words in (("turns", []), ("ahead", AHEAD)):
         base[base.index("--output") + 1] = output
         run(workspace, [*base, *words])
-        # Two steps to fill the pipeline.
+        # Two steps to fill the pipeline; from then on steps come in pairs.
         seconds = sum(record["time/step"] for record in recorded(workspace / output)[2:])
         rates.append(4 * 16 / seconds)
     assert rates[1] >= 1.6 * rates[0]
