@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.openmp import openmp_environment
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -113,6 +114,7 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line; mistakes exit with 2, failures with 1, Ctrl-C with 130."""
+    os.environ.update(openmp_environment())  # which torch reads when a plugin imports it
     code = _exit_code()
     if _NATIVE.isdisjoint(sys.modules):
         sys.exit(code)

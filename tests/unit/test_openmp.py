@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlx.core.engine.openmp import openmp_environment
+from rlx.core.openmp import openmp_environment
 
 
 @pytest.fixture(autouse=True)

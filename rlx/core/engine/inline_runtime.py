@@ -8,7 +8,6 @@ from typing import Any
 
 from rlx.core.engine.depot import LocalDepot
 from rlx.core.engine.memory import MemoryUse
-from rlx.core.engine.openmp import openmp_environment
 from rlx.core.engine.runtime import WorkerSpec, neighbour
 from rlx.core.engine.worker_host import WorkerHost
 
@@ -46,7 +45,6 @@ class InlineRuntime:
         return list(specs)
 
     async def start(self, spec: WorkerSpec) -> InlineWorker:
-        os.environ.update(openmp_environment())
         os.environ.update(spec.env)
         beside = neighbour(self._workers, spec)
         host = beside.host if beside else WorkerHost(spec.name)

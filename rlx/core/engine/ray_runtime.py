@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
 from rlx.core.engine.actor_host import ActorHost
 from rlx.core.engine.depot import RayDepot
-from rlx.core.engine.openmp import openmp_environment
+from rlx.core.openmp import openmp_environment
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
 from rlx.core.engine.runtime import WorkerSpec, neighbour
 from rlx.core.engine.stacks import Suspect, dump_stacks

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlx.core.engine.openmp import openmp_environment
+from rlx.core.openmp import openmp_environment
 
 
 def vllm_environment(model: str, *, threads: int) -> dict[str, str]:
