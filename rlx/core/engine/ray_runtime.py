@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
 from rlx.core.engine.actor_host import ActorHost
 from rlx.core.engine.depot import RayDepot
-from rlx.core.openmp import openmp_environment
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
 from rlx.core.engine.runtime import WorkerSpec, neighbour
 from rlx.core.engine.stacks import Suspect, dump_stacks
 from rlx.core.engine.watch import Patience, Watch
 from rlx.core.errors import EngineError, UsageError
+from rlx.core.openmp import openmp_environment
 
 if TYPE_CHECKING:
     from rlx.core.engine.ray_placement import RayPlacement
