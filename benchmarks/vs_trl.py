@@ -20,11 +20,12 @@ Prints a Markdown table (docs/performance.md holds one).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -51,21 +52,27 @@ class Case:
     """With the first, which does not count."""
     trl: tuple[str, ...]
     """Settings of TRL: those that may be its best, and float32 as it is stored by default."""
-    rlx: tuple[str, ...]
-    """Words for `rlx train`."""
+    rlx: Mapping[str, tuple[str, ...]]
+    """Words for `rlx train`, by name; a run's phases are those of the first."""
 
 
 INLINE = ("--runtime", "inline", "--engine", "transformers")
+VLLM = {
+    "rlx": ("--engine", "vllm"),
+    "rlx, one process, small micro-batches": (
+        *("--runtime", "inline", "--engine", "vllm", "--set", "learner.token_budget=1200"),
+    ),
+}
 CASES = {
-    "tiny": Case(groups=32, prompt_tokens=8, steps=21, trl=("float32",), rlx=INLINE),
+    "tiny": Case(groups=32, prompt_tokens=8, steps=21, trl=("float32",), rlx={"rlx": INLINE}),
     "short": Case(
         groups=8,
         prompt_tokens=8,
         steps=4,
         trl=("bfloat16", "bfloat16, batches of 16", "float32"),
-        rlx=("--engine", "vllm"),
+        rlx=VLLM,
     ),
-    "long": Case(groups=8, prompt_tokens=256, steps=2, trl=("bfloat16",), rlx=("--engine", "vllm")),
+    "long": Case(groups=8, prompt_tokens=256, steps=2, trl=("bfloat16, batches of 16",), rlx=VLLM),
 }
 
 
@@ -99,8 +106,8 @@ def main() -> None:
                 for settings in arguments.settings or case.trl:
                     sides[f"TRL, {settings}"] = trl_side(python, case, steps, model, data, settings)
             if arguments.only != "trl":
-                words = (*case.rlx, *arguments.words)
-                sides["rlx"] = rlx_side(case, steps, model, data, words)
+                for side, words in case.rlx.items():
+                    sides[side] = rlx_side(case, steps, model, data, (*words, *arguments.words))
             compare(name, case, sides, arguments.rounds)
 
 
@@ -117,10 +124,10 @@ def compare(name: str, case: Case, sides: dict[str, Callable[[], Outcome]], roun
             f"| {peak:.2f} |",
             flush=True,
         )
-    for side in seconds:
-        if "rlx" in seconds and side != "rlx":
-            ratio = seconds[side] / seconds["rlx"]
-            print(f"| {name} | rlx ÷ {side} | | **{ratio:.2f}** | | |", flush=True)
+    trl = [side for side in seconds if side.startswith("TRL")]
+    for ours, theirs in itertools.product([one for one in seconds if one not in trl], trl):
+        ratio = seconds[theirs] / seconds[ours]
+        print(f"| {name} | {ours} ÷ {theirs} | | **{ratio:.2f}** | | |", flush=True)
 
 
 def prepare(case: Case, folder: Path, *, tiny: bool) -> tuple[Path, Path]:
@@ -226,7 +233,7 @@ def phases(
         command += ["--lr", str(LR), "--output", str(output)]
         for setting in ("data.chat_template=false", "data.label=null", "checkpoint.export=false"):
             command += ["--set", setting]
-        done = measure([*command, *(case.rlx if words is None else words)])
+        done = measure([*command, *(next(iter(case.rlx.values())) if words is None else words)])
         lines = (output / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines][1:]
     found = {name: fmean(one[f"time/{name}"] for one in records) for name in PHASES}
