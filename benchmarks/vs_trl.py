@@ -198,7 +198,8 @@ def trl_side(
         done = measure([python, str(SIDES / "grpo.py"), json.dumps(job)])
         answer = json.loads(done.output.splitlines()[-1])
         if answer["mean_length"] < 0.98 * NEW_TOKENS:
-            print(f"note: TRL's answers have {answer['mean_length']} tokens on average")
+            length = answer["mean_length"]
+            print(f"note: TRL's answers have {length:.1f} tokens on average", file=sys.stderr)
         return Outcome(seconds=fmean(answer["steps"][1:]), peak_gib=done.peak_gib)
 
     return run
