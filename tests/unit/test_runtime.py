@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -128,3 +129,13 @@ def test_dead_actor_is_named(ray_runtime: RayRuntime):
             await worker.call("die")
 
     asyncio.run(kill())
+
+
+def test_an_address_without_a_cluster_is_told_at_once():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # taken, and not listened on
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        runtime = RayRuntime(RuntimeConfig(ray_address=address), logs=None, workers=1)
+        with pytest.raises(UsageError, match=f"no Ray cluster at {address}.*refused") as caught:
+            runtime.connect()
+    assert caught.value.where == "runtime.ray_address"

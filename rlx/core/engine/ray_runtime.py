@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
     from rlx.core.engine.ray_placement import RayPlacement
 
 _TOKEN = Path.home() / ".ray" / "auth_token"
+_KNOCK = 10.0
+"""Seconds that the head of a cluster has to take a connection."""
+
+
+def _knock(address: str) -> None:
+    """Raise `ConnectionError` where nobody listens: Ray itself tries again for minutes.
+
+    Args:
+        address: `host:port`; anything else (`auto`, `ray://…`) is left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK).close()
+    except OSError as error:
+        raise ConnectionError(str(error)) from error
 
 
 class RayRuntime:
@@ -82,6 +100,7 @@ class RayRuntime:
         if address:
             remote_env = {"py_modules": self._modules} if self._modules else None
             try:
+                _knock(address)
                 ray.init(address=address, runtime_env=remote_env, log_to_driver=False)
             except ConnectionError as error:
                 raise UsageError(
