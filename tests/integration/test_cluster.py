@@ -1,14 +1,23 @@
-"""A real run on a Ray cluster of two nodes: two learner ranks, two engines, spread over both."""
+"""On a Ray cluster of two nodes: a real run, spread over both, and workers there that hang."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ray_cluster import two_nodes
 from whole_runs import arguments, run
 
+from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
+from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.runtime import WorkerSpec
+from rlx.core.errors import WorkerLostError
 from rlx.core.machine import this_machine
 from rlx.core.models import model_info
 from rlx.core.placement import roles
@@ -38,6 +47,13 @@ def digits(sample):
 """
 
 
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with two_nodes() as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        yield address
+
+
 def planned_gib(run_folder: Path) -> float:
     """What `rlx plan` says of a learner rank."""
     config = load_settings(files=[run_folder / "config.yaml"], env={}).config
@@ -49,10 +65,9 @@ def planned_gib(run_folder: Path) -> float:
 
 
 def test_two_ranks_and_two_engines_train_on_two_nodes(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     """About 40 s on one core. The reward lies with the driver only, and imports its neighbour."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     (workspace / "rlxfile.py").write_text(HOOKS)
     (workspace / "lib").mkdir()
     (workspace / "lib" / "bounds.py").write_text("SCALE = 0.1\n")
@@ -63,8 +78,7 @@ def test_two_ranks_and_two_engines_train_on_two_nodes(
     words += "--set learner.zero_stage=2 --set placement.strategy=SPREAD".split()
     words += "--set logging.rollouts=complete".split()
     monkeypatch.chdir(workspace)
-    with two_nodes() as address:
-        run(workspace, [*words, "--ray-address", address], timeout=280)
+    run(workspace, [*words, "--ray-address", address], timeout=280)
     out = workspace / "out"
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
@@ -82,3 +96,57 @@ def test_two_ranks_and_two_engines_train_on_two_nodes(
     assert places["learner-0"] != places["learner-1"]
     assert places["rollout-0"] != places["rollout-1"]
     assert (out / "export" / "model.safetensors").is_file()
+
+
+class Stuck:
+    """A worker that comes to a halt when it is told to."""
+
+    async def wait_for_itself(self) -> None:
+        """A dead lock on the worker's event loop: nothing of it answers any more."""
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+
+async def hang(runtime: RayRuntime) -> tuple[str, str, str]:
+    """Stop one of the workers that are not on the driver's node and dead-lock another; returns
+    their names and the error."""
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    specs = [
+        WorkerSpec(name=f"{role}-{rank}", target="test_cluster:Stuck", env=env, role=role)
+        for role in ("learner", "rollout")
+        for rank in range(2)
+    ]
+    await asyncio.to_thread(runtime.connect)
+    try:
+        workers = await asyncio.gather(*map(runtime.start, await runtime.seat(specs)))
+        places = {worker.name: worker.process.location for worker in workers}
+        stopped, locked = (one for one in workers if not places[one.name].here)
+        os.kill(places[stopped.name].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLostError) as caught:
+            await locked.call("wait_for_itself")
+        return stopped.name, locked.name, str(caught.value)
+    finally:
+        await runtime.close()
+
+
+def test_stacks_of_workers_on_another_node_are_written_here(tmp_path: Path, address: str) -> None:
+    """Without a shared file system: their logs are where Ray has them, on their node."""
+    runtime = RayRuntime(
+        RuntimeConfig(ray_address=address),
+        logs=None,
+        workers=4,
+        placement=PlacementConfig(strategy="SPREAD"),
+        faults=FaultsConfig(heartbeat=0.2, answer_timeout=2.0),
+        stacks=tmp_path / "stacks",
+    )
+    stopped, locked, error = asyncio.run(hang(runtime))
+    assert f"'{locked}' hangs in 'wait_for_itself': it has not answered for 2 s" in error
+    (folder,) = (tmp_path / "stacks").iterdir()
+    assert error.endswith(f"the stacks of all workers are in {folder}")
+    files = {path.stem: path.read_text() for path in folder.iterdir()}
+    assert set(files) == {"driver", "learner-0", "learner-1", "rollout-0", "rollout-1"}
+    assert "the driver waits for: wait_for_itself" in files[locked]
+    assert "in wait_for_itself" in files[locked]
+    assert "state of the process: stopped" in files[stopped]
+    assert all("most recent call first" in text for name, text in files.items() if name != "driver")

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from rlx.core.engine.logs import open_worker_log
+from rlx.core.engine.process_stacks import write_stacks_on_signal
 from rlx.core.engine.pulse import beats
 from rlx.core.engine.runtime import WorkerSpec
-from rlx.core.engine.stacks import Location, own_location, write_stacks_on_signal
+from rlx.core.engine.stacks import Location, own_location
 from rlx.core.engine.worker_host import WorkerHost
 
 _log = logging.getLogger("rlx.worker")

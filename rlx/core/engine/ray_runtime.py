@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
 from rlx.core.engine.actor_host import ActorHost
 from rlx.core.engine.depot import RayDepot
+from rlx.core.engine.ray_nodes import stacks_there
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
 from rlx.core.engine.runtime import WorkerSpec, neighbour
 from rlx.core.engine.stacks import Suspect, dump_stacks
@@ -175,12 +176,14 @@ class RayRuntime:
                 name=worker.name,
                 location=worker.process.location,
                 doing=sorted(set(worker.process.watch.running.values())),
-                log=self._logs / f"{worker.name}.log" if self._logs else None,
             )
             for worker in reversed(self._workers)
             if worker.process.location is not None
         }
-        await dump_stacks(folder, list(suspects.values()))
+        try:
+            await dump_stacks(folder, list(suspects.values()), stacks_there)
+        except OSError as error:  # the verdict counts, and the run has to end
+            return f"; the stacks could not be written: {error}"
         return f"; the stacks of all workers are in {folder}"
 
     def _actor(self, spec: WorkerSpec) -> Any:

@@ -1,42 +1,42 @@
 """Where every thread of every worker is, in files: what one wants to see when a run hangs.
 
-A worker's process writes its stacks when it gets SIGUSR2 (`faulthandler`, which needs neither the
-interpreter's lock nor the event loop) to its log, from which they are copied. Where `py-spy` is
-installed it is asked as well: it can read a process that is stopped.
+Nothing is asked of the workers themselves, which may not be able to answer: the driver looks at the
+processes of its own node (`rlx.core.engine.process_stacks`), and has the same done on other nodes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import faulthandler
 import io
 import os
-import shutil
-import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from rlx.core.engine.process_stacks import stacks_of
+from rlx.core.threads import CallTimeoutError, within
 
-_PATIENCE = 2.0
-"""Seconds that a process has to write its stacks."""
+Elsewhere = Callable[[str, Sequence[int]], Awaitable[Sequence[str]]]
+"""Gets the stacks of processes of another node: (Ray's id of it, their numbers) → texts."""
+ELSEWHERE_PATIENCE = 30.0
+"""Seconds that another node has to answer: a process that starts there, a signal, py-spy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
     """Where a worker's process is."""
 
+    node: str
+    """Ray's id of the node: hosts may have the same name. Without Ray, the name of the host."""
     host: str
     pid: int
 
     @property
     def here(self) -> bool:
-        return self.host == socket.gethostname()
+        return self.node == _own_node()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,78 +47,63 @@ class Suspect:
     location: Location
     doing: Sequence[str]
     """Methods that the driver waits for."""
-    log: Path | None
-    """File that its process writes its standard error to."""
 
 
 def own_location() -> Location:
-    return Location(host=socket.gethostname(), pid=os.getpid())
+    return Location(node=_own_node(), host=socket.gethostname(), pid=os.getpid())
 
 
-def write_stacks_on_signal() -> None:
-    """From now on SIGUSR2 makes this process write the stacks of all threads to standard error."""
-    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+def _own_node() -> str:
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return socket.gethostname()
+    return str(ray.get_runtime_context().get_node_id())
 
 
-async def dump_stacks(folder: Path, suspects: Sequence[Suspect]) -> None:
-    """Write `folder/<worker>.txt` for each suspect and `folder/driver.txt`."""
+async def dump_stacks(folder: Path, suspects: Sequence[Suspect], elsewhere: Elsewhere) -> None:
+    """Write `folder/<worker>.txt` for each suspect and `folder/driver.txt`, each when it is known.
+
+    Ends within `ELSEWHERE_PATIENCE`, whatever has become of the suspects' nodes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "driver.txt").write_text(_own_stacks())
-    texts = await asyncio.gather(*(_stacks_of(suspect) for suspect in suspects))
+    nodes: dict[str, list[Suspect]] = {}
+    for suspect in suspects:
+        nodes.setdefault(suspect.location.node, []).append(suspect)
+    await asyncio.gather(*(_dump_node(folder, those, elsewhere) for those in nodes.values()))
+
+
+async def _dump_node(folder: Path, suspects: Sequence[Suspect], elsewhere: Elsewhere) -> None:
+    """Write the files of suspects that are all on one node."""
+    where = suspects[0].location
+    numbers = [suspect.location.pid for suspect in suspects]
+    if where.here:
+        texts: Sequence[str] = await asyncio.gather(*map(stacks_of, numbers))
+    else:
+        try:
+            texts = await within(ELSEWHERE_PATIENCE, elsewhere(where.node, numbers))
+        except Exception as error:
+            texts = [_unreached(suspect.location, error) for suspect in suspects]
     for suspect, text in zip(suspects, texts, strict=True):
-        doing = ", ".join(suspect.doing) or "nothing"
-        head = f"worker {suspect.name}, process {suspect.location.pid} on {suspect.location.host}\n"
-        head += f"the driver waits for: {doing}\n\n"
-        (folder / f"{suspect.name}.txt").write_text(head + text)
+        (folder / f"{suspect.name}.txt").write_text(_head(suspect) + text)
 
 
-async def _stacks_of(suspect: Suspect) -> str:
-    location = suspect.location
-    if not location.here:
-        return f"It is on another machine; there: py-spy dump --pid {location.pid}\n"
-    try:
-        state = psutil.Process(location.pid).status()
-    except psutil.Error:
-        return "The process is gone.\n"
-    text = f"state of the process: {state}\n\n"
-    if suspect.log is not None and suspect.log.is_file():
-        text += await _signalled(location.pid, suspect.log)
-    return text + await _spied(location.pid)
-
-
-async def _signalled(pid: int, log: Path) -> str:
-    """What the process adds to its log when it is asked for its stacks."""
-    before = size = log.stat().st_size
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR2)
-    for _ in range(int(_PATIENCE / 0.1)):
-        await asyncio.sleep(0.1)
-        if size > before and log.stat().st_size == size:
-            break
-        size = log.stat().st_size
-    with log.open("rb") as file:
-        file.seek(before)
-        added = file.read().decode(errors="replace")
-    return added or "It does not answer the signal that asks for its stacks.\n"
-
-
-async def _spied(pid: int) -> str:
-    """The stacks as py-spy sees them; empty where it isn't installed."""
-    command = shutil.which("py-spy")
-    if command is None:
-        return ""
-    process = await asyncio.create_subprocess_exec(
-        command,
-        *("dump", "--pid", str(pid)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+def _unreached(location: Location, error: Exception) -> str:
+    why = str(error).strip()
+    if isinstance(error, CallTimeoutError):
+        why = f"it does not answer within {ELSEWHERE_PATIENCE:g} s"
+    return (
+        f"It is on another node, which could not be asked for its stacks: {why}\n"
+        f"On {location.host}: py-spy dump --pid {location.pid}\n"
     )
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), 10 * _PATIENCE)
-    except TimeoutError:
-        process.kill()
-        return ""
-    return "\npy-spy dump:\n" + output.decode(errors="replace")
+
+
+def _head(suspect: Suspect) -> str:
+    location = suspect.location
+    return (
+        f"worker {suspect.name}, process {location.pid} on {location.host} (node {location.node})\n"
+        f"the driver waits for: {', '.join(suspect.doing) or 'nothing'}\n\n"
+    )
 
 
 def _own_stacks() -> str:
