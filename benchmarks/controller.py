@@ -99,7 +99,7 @@ def measure(rollouts: int, tokens: int, tokenizer_path: str | None) -> dict[str,
         scorer=scorer,
         tokenizer=tokenizer,
         sampling=Sampling(max_new_tokens=tokens),
-        limits=Limits(context_length=PROMPT + tokens),
+        limits=Limits(context_length=PROMPT + tokens, step_timeout=300.0),
         group_size=GROUP,
         seed=0,
     )

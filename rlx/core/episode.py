@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlx.core.conversation import Conversation, Observation, shortened
+from rlx.core.detokenizer import text_of
 from rlx.core.errors import ComponentError
 from rlx.core.generation import Generation, Sampling
 from rlx.core.messages import encodable, for_template
@@ -31,7 +32,7 @@ from rlx.core.segment import (
     going_on_from,
     lay_out,
 )
-from rlx.core.stalls import not_the_agents
+from rlx.core.stalls import NotTheAgents
 from rlx.core.stops import before_stop, cut_at_stop
 from rlx.core.turns import ContextExceeded as ContextExceeded
 from rlx.core.turns import EpisodeEnded as EpisodeEnded
@@ -300,7 +301,7 @@ class Episode:
         )
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode([*tokens], skip_special_tokens=True))
+        return text_of(tokens, self._tokenizer)
 
     def _begin(self, prompt: Sequence[int], talk: Conversation) -> Segment:
         segment = Segment(prompt, talk)
@@ -367,7 +368,7 @@ class Episode:
         segment.running, segment.reserved = True, sampling.max_new_tokens
         self.agent_since = None
         try:
-            with not_the_agents():
+            with NotTheAgents():
                 return await self._generate([*segment.tokens], sampling, seed)
         except Exception as error:
             self.engine_error = error

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlx.core.conversation import Conversation, Observation
+from rlx.core.detokenizer import text_of
 from rlx.core.errors import ComponentError, EngineError
 from rlx.core.generation import Generation
 from rlx.core.rollouts import FinishReason, Span
@@ -90,7 +91,7 @@ class Segment:
             finish_reason=generation.finish_reason,
             versions=generation.versions,
             logprobs=np.asarray(generation.logprobs, dtype=np.float32),
-            text=_decode(tokenizer, sampled),
+            text=text_of(sampled, tokenizer),
         )
         self.tokens.frombytes(sampled.astype(np.intc, copy=False).tobytes())
         self.turns.append(turn)
@@ -107,15 +108,9 @@ class Segment:
 
     def response(self, tokenizer: Any) -> str:
         """What came after the prompt up to the last action, special tokens skipped."""
-        # Decoding is most of what a rollout costs the driver, and a lone answer's text is there.
         if len(self.turns) == 1 and self.turns[0].stop - self.turns[0].start == self.added:
             return self.turns[0].text
-        return _decode(tokenizer, self.kept[self.prompt_length :])
-
-
-def _decode(tokenizer: Any, tokens: Sequence[int] | np.ndarray) -> str:
-    # transformers looks at the type of each item of a list, which costs more than decoding it.
-    return str(tokenizer.decode(np.asarray(tokens), skip_special_tokens=True))
+        return text_of(self.kept[self.prompt_length :], tokenizer)
 
 
 def going_on_from(

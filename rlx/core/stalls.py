@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,16 +45,9 @@ class AgentBlockedError(Exception):
 
 
 @dataclass(slots=True)
-class _Agent:
-    name: str
-    task: str
-    timeout: float
-
-
-@dataclass(slots=True)
 class _Loop:
     thread: int
-    agents: dict[asyncio.Task[Any], _Agent] = field(default_factory=dict)
+    agents: dict[asyncio.Task[Any], Watched] = field(default_factory=dict)
     asked: float | None = None
     """When the loop was asked for a sign of life that has not come yet."""
     warned: bool = False
@@ -63,51 +56,65 @@ class _Loop:
 _lock = threading.Lock()
 _loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
 _running = False
-_owner: contextvars.ContextVar[asyncio.Task[Any] | None] = contextvars.ContextVar(
+_owner: contextvars.ContextVar[weakref.ref[asyncio.Task[Any]] | None] = contextvars.ContextVar(
     "rlx_agent", default=None
 )
-"""The agent's task, in it and in every task that it starts."""
+"""The agent's task, in it and in every task that it starts. Weak, as a task holds its context: each
+episode would leave a cycle with all that its task holds to the garbage collector."""
 
 
 def begin() -> None:
     """Called in an agent's task: what it starts from now on is the agent's too."""
-    _owner.set(asyncio.current_task())
+    job = asyncio.current_task()
+    _owner.set(None if job is None else weakref.ref(job))
 
 
-@contextlib.contextmanager
-def not_the_agents() -> Iterator[None]:
-    """What is started here, the engine's work for example, is no agent's."""
-    token = _owner.set(None)
-    try:
-        yield
-    finally:
-        _owner.reset(token)
+class NotTheAgents:
+    """What is started in this context, the engine's work for example, is no agent's."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _owner.set(None)
+
+    def __exit__(self, *error: object) -> None:
+        _owner.reset(self._token)
 
 
-@contextlib.contextmanager
-def watched(job: asyncio.Task[Any], *, name: str, task: str, timeout: float) -> Iterator[None]:
-    """Watch an agent's task of the running loop while the context is open.
+class Watched:
+    """An agent's task of the running loop, which is watched while the context is open.
 
     Args:
         name: of the agent.
         task: id of the task that it works on.
         timeout: seconds for which it may block the loop.
     """
-    global _running
-    loop = asyncio.get_running_loop()
-    with _lock:
-        state = _loops.setdefault(loop, _Loop(threading.get_ident()))
-        state.agents[job] = _Agent(name, task, timeout)
-        if not _running:
-            _running = True
-            threading.Thread(target=_watch, name="rlx-stalls", daemon=True).start()
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_job", "_loop", "name", "task", "timeout")
+
+    def __init__(self, job: asyncio.Task[Any], *, name: str, task: str, timeout: float) -> None:
+        self._job = job
+        self._loop = asyncio.get_running_loop()
+        self.name = name
+        self.task = task
+        self.timeout = timeout
+
+    def __enter__(self) -> None:
+        global _running
         with _lock:
-            del state.agents[job]
+            if (state := _loops.get(self._loop)) is None:
+                state = _loops[self._loop] = _Loop(threading.get_ident())
+            state.agents[self._job] = self
+            if not _running:
+                _running = True
+                threading.Thread(target=_watch, name="rlx-stalls", daemon=True).start()
+
+    def __exit__(self, *error: object) -> None:
+        with _lock:
+            state = _loops[self._loop]
+            del state.agents[self._job]
             if not state.agents:
-                _loops.pop(loop, None)
+                del _loops[self._loop]
 
 
 def _watch() -> None:
@@ -154,7 +161,8 @@ def _owner_of(thread: int) -> asyncio.Task[Any] | None:
     while frame is not None:
         if frame.f_code is asyncio.Handle._run.__code__:
             context: contextvars.Context = frame.f_locals["self"]._context
-            return context.get(_owner)
+            owner = context.get(_owner)
+            return None if owner is None else owner()
         frame = frame.f_back
     return None
 

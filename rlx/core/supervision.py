@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rlx.core.episode import Episode, EpisodeEnded
 from rlx.core.errors import ComponentError
-from rlx.core.stalls import begin, watched
+from rlx.core.stalls import Watched, begin
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ async def supervised(work: Coroutine[Any, Any, T], episode: Episode, *, name: st
     deadline = time.monotonic() + (episode.limits.max_seconds or float("inf"))
     task = asyncio.ensure_future(_no_exit(work))
     timeout = episode.limits.step_timeout or float("inf")
-    with watched(task, name=name, task=episode.task.id, timeout=timeout):
+    with Watched(task, name=name, task=episode.task.id, timeout=timeout):
         try:
             while not task.done():
                 await _wait(task, episode, _patience(episode, deadline))

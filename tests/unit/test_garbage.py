@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from typing import Any
 
 import pytest
 
+from rlx.core.agents import Episode
 from rlx.core.engine.garbage import seldom_collected
+from rlx.testing.episodes import play_agent
 
 
 class Node:
@@ -47,3 +51,19 @@ def test_cycles_among_new_objects_are_found_meanwhile() -> None:
         del new
         gc.collect()
         assert gone() is None
+
+
+def test_an_agents_task_is_gone_without_the_collector() -> None:
+    tasks: list[weakref.ref[Any]] = []
+
+    async def agent(episode: Episode) -> None:
+        tasks.append(weakref.ref(asyncio.current_task()))
+        await episode.generate()
+
+    gc.collect()
+    gc.disable()
+    try:
+        play_agent(agent, ["yes"])
+        assert [task() for task in tasks] == [None]
+    finally:
+        gc.enable()

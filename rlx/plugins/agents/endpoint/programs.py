@@ -20,7 +20,7 @@ from rlx.core.episode import Episode
 from rlx.core.errors import ComponentError, UsageError, did_you_mean
 from rlx.core.importing import import_target
 from rlx.core.rewards import excerpt
-from rlx.core.stalls import AgentBlockedError, begin, watched
+from rlx.core.stalls import AgentBlockedError, Watched, begin
 from rlx.core.threads import DaemonThreads
 
 _BEAT = 0.1
@@ -97,7 +97,7 @@ async def _guarded(make: Callable[[], Awaitable[Any]], episode: Episode, limit: 
     job = asyncio.current_task()
     assert job is not None
     begin()
-    with watched(job, name="openai", task=episode.task.id, timeout=limit):
+    with Watched(job, name="openai", task=episode.task.id, timeout=limit):
         return await _without_exit(make)
 
 
