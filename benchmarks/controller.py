@@ -6,7 +6,8 @@ Engine and rewards answer from a script at once; everything else is what a run d
 client's coalescing, the agent, groups, the sampler and the flat arrays of the batch. Each size runs
 in a process of its own, with that many rollouts in flight at the same time.
 
-Prints a Markdown table (docs/performance.md holds one).
+Prints a Markdown table (docs/performance.md holds one). Rollouts per second of processor time say
+what a machine would do that has nothing else to do.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class ScriptedScorer:
 
 
 def measure(rollouts: int, tokens: int, tokenizer_path: str | None) -> dict[str, float]:
-    """One batch of `rollouts` through the driver: rollouts per second, KiB per rollout."""
+    """One batch of `rollouts` through the driver: rollouts per second of wall time and of processor
+    time, KiB per rollout."""
     from transformers import AutoTokenizer
 
     import rlx
@@ -99,7 +101,7 @@ def measure(rollouts: int, tokens: int, tokenizer_path: str | None) -> dict[str,
         scorer=scorer,
         tokenizer=tokenizer,
         sampling=Sampling(max_new_tokens=tokens),
-        limits=Limits(context_length=PROMPT + tokens, step_timeout=300.0),
+        limits=Limits(context_length=PROMPT + tokens, step_timeout=300.0),  # as runs have it
         group_size=GROUP,
         seed=0,
     )
@@ -109,12 +111,16 @@ def measure(rollouts: int, tokens: int, tokenizer_path: str | None) -> dict[str,
     async def run() -> dict[str, float]:
         await collector.collect(1)
         before = peak_kib()
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         batch = make_batch((await collector.collect(groups)).groups)
-        seconds = time.perf_counter() - started
+        seconds, work = time.perf_counter() - started, time.process_time() - worked
         assert batch.action_count == groups * GROUP * tokens
         count = groups * GROUP
-        return {"rate": count / seconds, "kib": (peak_kib() - before) / count}
+        return {
+            "rate": count / seconds,
+            "work_rate": count / work,
+            "kib": (peak_kib() - before) / count,
+        }
 
     return asyncio.run(run())
 
@@ -134,15 +140,16 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measure(arguments.one, arguments.tokens, arguments.tokenizer)))
         return
-    print("| rollouts in flight | rollouts/s | KiB per rollout |")
-    print("|---|---|---|")
+    print("| rollouts in flight | rollouts/s | per second of processor time | KiB per rollout |")
+    print("|---|---|---|---|")
     for size in arguments.sizes:
         words = ["--one", str(size), "--tokens", str(arguments.tokens)]
         words += ["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []
         command = [sys.executable, "-m", "benchmarks.controller", *words]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        print(f"| {size:,} | {found['rate']:,.0f} | {found['kib']:.1f} |", flush=True)
+        rates = f"{found['rate']:,.0f} | {found['work_rate']:,.0f}"
+        print(f"| {size:,} | {rates} | {found['kib']:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

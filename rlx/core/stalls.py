@@ -49,7 +49,9 @@ class _Loop:
     thread: int
     agents: dict[asyncio.Task[Any], Watched] = field(default_factory=dict)
     asked: float | None = None
-    """When the loop was asked for a sign of life that has not come yet."""
+    """When the loop was asked for a sign of life that has not come yet, or was seen to go on."""
+    job: asyncio.Task[Any] | None = None
+    """What it was at when it was looked at last."""
     warned: bool = False
 
 
@@ -131,6 +133,7 @@ def _watch() -> None:
 
 def _look(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
     now = time.monotonic()
+    before, state.job = state.job, _owner_of(state.thread) or asyncio.current_task(loop)
     if state.asked is None:
         state.asked = now
 
@@ -140,9 +143,12 @@ def _look(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(alive)
         return
+    if state.job is not before:
+        # One turn of a loop of very many episodes takes seconds, and nobody in it is to blame.
+        state.asked, state.warned = now, False
+        return
     silent = now - state.asked
-    job = _owner_of(state.thread) or asyncio.current_task(loop)
-    agent = state.agents.get(job) if job is not None else None
+    agent = state.agents.get(state.job) if state.job is not None else None
     if silent >= _WARN_AFTER and not state.warned:
         state.warned = True
         who = f"agent {agent.name!r} in task {agent.task}" if agent else "something"

@@ -336,6 +336,17 @@ def test_waiting_for_an_agent_that_blocks_the_loop_is_no_failure() -> None:
     assert others == ["stop", "stop"]
 
 
+def test_agents_that_take_long_together_and_not_alone_are_not_to_blame() -> None:
+    async def agent(episode: Episode) -> None:
+        time.sleep(0.45)  # all of them in one turn of the loop
+        await episode.generate()
+
+    made = maker(agent, replace(LIMITS, failure="keep", step_timeout=0.9))
+    group = asyncio.run(made.make(task(), 0))
+    assert group is not None
+    assert [one.finish_reason for one in group.rollouts] == ["stop"] * 3
+
+
 class StuckClient(Client):
     """The second engine call takes for ever."""
 

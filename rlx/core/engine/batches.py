@@ -31,7 +31,7 @@ def make_batch(groups: Sequence[Group]) -> TrainBatch:
         lengths=np.diff(starts, append=len(tokens)),
         action_lengths=turns.action_lengths,
         action_positions=turns.positions,
-        turn=np.repeat(turns.index, turns.lengths),
+        turn=turns.of_each_token(),
         group=np.array(group_index, np.int64),
         rollout_logprobs=_concatenate([rollout.logprobs for rollout in rollouts], np.float32),
         rewards=np.array([total_reward(rollout) for rollout in rollouts], np.float64),
@@ -112,6 +112,13 @@ class _Turns:
     action_lengths: np.ndarray
     """[S] int64, action tokens of each segment."""
 
+    def of_each_token(self) -> np.ndarray:
+        """[N] int64, the index of the turn that an action token is of."""
+        if not self.index.any():
+            # Zeros that nobody has written take no memory, and getting memory is most of the work.
+            return np.zeros(len(self.positions), np.int64)
+        return np.repeat(self.index, self.lengths)
+
 
 def _turns(rollouts: Sequence[Rollout], offsets: np.ndarray, starts: np.ndarray) -> _Turns:
     """
@@ -127,12 +134,13 @@ def _turns(rollouts: Sequence[Rollout], offsets: np.ndarray, starts: np.ndarray)
     segment = np.searchsorted(starts, first, side="right") - 1
     action_lengths = np.zeros(len(starts), np.int64)
     np.add.at(action_lengths, segment, lengths)
-    shift = first - starts[segment] - _offsets(lengths)
+    positions = np.repeat(first - starts[segment] - _offsets(lengths), lengths)
+    positions += np.arange(len(positions))
     return _Turns(
         index=np.arange(len(rollout)) - np.repeat(_offsets(count), count),
         rollout=rollout,
         lengths=lengths,
-        positions=np.arange(lengths.sum()) + np.repeat(shift, lengths),
+        positions=positions,
         action_lengths=action_lengths,
     )
 

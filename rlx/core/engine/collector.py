@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -111,10 +111,9 @@ class GroupMaker:
         count = self._group_size
         ways = [self._sampling] * count + ([self._greedy] if self._greedy else [])
         with self._client.group(len(ways)) as generate:
-            episodes = [
+            rollouts = await self._play(
                 self._episode(task, number, index, way, generate) for index, way in enumerate(ways)
-            ]
-            rollouts = await self._play(episodes)
+            )
         if clock is not None:
             clock.generated = time.perf_counter()
         if rollouts is None:
@@ -129,8 +128,9 @@ class GroupMaker:
         greedy = scored[1][0] if len(parts) > 1 and scored[1] else None
         return Group(id=number, task=task, rollouts=scored[0], greedy=greedy)
 
-    async def _play(self, episodes: Sequence[Episode]) -> list[Rollout] | None:
+    async def _play(self, begun: Iterable[Episode]) -> list[Rollout] | None:
         """Run the agent on each; None when it failed and the policy is to drop the group."""
+        episodes = list(begun)  # held here only: rewards may take long
         policy = self._limits.failure
         on_error: Literal["raise", "keep"] = "raise" if policy == "raise" else "keep"
         async with asyncio.TaskGroup() as running:
