@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
+from rlx.core.calls import Call
 from rlx.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -177,19 +178,24 @@ class Bound:
     Attributes beyond those below are the instance's own. Pickles as its reference plus state.
     """
 
-    __slots__ = ("_call", "instance", "params", "ref")
+    __slots__ = ("_call", "_who", "instance", "params", "ref")
 
     def __init__(self, *, ref: ComponentRef, obj: Any, params: Mapping[str, Any]) -> None:
         self.ref = ref
         self.params: dict[str, Any] = dict(params)
         """Validated, defaults included."""
-        self.instance: Any = obj(**params) if inspect.isclass(obj) else obj
+        self._who = f"{singular(ref.kind)} {ref.name!r}"
+        self.instance: Any = obj
         """The instance of a class component, else the function."""
+        if inspect.isclass(obj):
+            with Call(f"{self._who} in __init__()"):
+                self.instance = obj(**params)
         bound: Any = self.instance if inspect.isclass(obj) else functools.partial(obj, **params)
         self._call: Callable[..., Any] = bound
 
     def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
+        with Call(self._who):
+            return self._call(*args)
 
     @property
     def name(self) -> str:
@@ -209,13 +215,17 @@ class Bound:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must carry; empty for a stateless component."""
         save = getattr(self.instance, "state_dict", None)
-        return dict(save()) if callable(save) else {}
+        if not callable(save):
+            return {}
+        with Call(f"{self._who} in state_dict()"):
+            return dict(save())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s answer. Raises `UsageError` where there is no way to take it."""
         restore = getattr(self.instance, "load_state_dict", None)
         if callable(restore):
-            restore(dict(state))
+            with Call(f"{self._who} in load_state_dict()"):
+                restore(dict(state))
         elif state:
             raise UsageError(
                 f"the checkpoint has state for {singular(self.ref.kind)} {self.name!r}, "

@@ -27,6 +27,10 @@ class FaultsConfig(Part):
     micro-batch, step of an engine and finished call is progress."""
     start_timeout: float = Field(3600.0, gt=0)
     """Seconds that a worker may take to start: to get its place, to import and to load."""
+    component_timeout: float = Field(1800.0, gt=0)
+    """Seconds that a component's call in the driver may take (an estimator, a sampler, a hook, a
+    tracker); then stacks are written and it is ended: an observer is switched off, anything else
+    ends the run. Inline it is only told."""
     stop_timeout: float = Field(600.0, gt=0)
     """Seconds that an interrupted run may take to end an update that has changed weights, and to
     write its checkpoint; it is cut then, as by a second Ctrl-C."""

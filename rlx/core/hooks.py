@@ -13,6 +13,7 @@ from typing import Any
 import pluggy
 
 from rlx.core import hookspecs
+from rlx.core.calls import Call
 from rlx.core.detached import detached
 from rlx.core.errors import RAISED_BY, ComponentError, UsageError, did_you_mean
 from rlx.core.hookspecs import HOOKS, PROJECT, HookInfo
@@ -134,8 +135,9 @@ class Hooks:
             if key in self._off:
                 continue
             try:
-                answer = _by_name(implementation)(**arguments)
-                answer = None if answer is None else convert(answer)
+                with Call(f"hook {hook} of plugin {implementation.plugin_name}", observer=True):
+                    answer = _by_name(implementation)(**arguments)
+                    answer = None if answer is None else convert(answer)
             except (Exception, SystemExit):  # whoever only looks on can't end the run
                 self._off.add(key)
                 logger.exception(
@@ -150,7 +152,8 @@ class Hooks:
     ) -> Any:
         who = f"{hook} of plugin {implementation.plugin_name}"
         try:
-            return _by_name(implementation)(**arguments)
+            with Call(f"hook {who}"):
+                return _by_name(implementation)(**arguments)
         except SystemExit as error:  # would end the command as if all were well
             raise ComponentError(f"{who} left with SystemExit({error.code!r})") from error
         except Exception as error:

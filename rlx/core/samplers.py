@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.core.calls import Call
 from rlx.core.errors import ComponentError, RlxError, UsageError
 from rlx.core.mixture import MixedStream, TaskMixture
 from rlx.core.rollouts import Group, Task
@@ -182,7 +183,8 @@ class BoundSampler:
 
     def _call(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            return function(*args)
+            with Call(f"sampler {self.name!r} in {what}()"):
+                return function(*args)
         except RlxError:
             raise
         except Exception as error:

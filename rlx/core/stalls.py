@@ -1,15 +1,18 @@
-"""Notices an agent that blocks the event loop, on which all episodes run, names it and ends it.
+"""Notices what blocks an event loop, names it and ends it: an agent, or another component's call.
 
 An `async def` agent that never awaits (an endless loop, a request without time-out) stops every
-other episode, and Ctrl-C too. A thread therefore asks the loop for a sign of life; where none comes
-it says where the agent is, and after its time-out raises an exception in it. Python code is ended
-by that; a call that blocks in C first has to return.
+other episode; an estimator or a tracker that never returns stops the run. A thread therefore looks
+at the loops. It says who has blocked one for 10 s, and where; after the agent's or the run's
+time-out it raises an exception in that code (`calls`).
+
+Only time in which this thread itself ran counts, and none in which the loop is in a debugger.
 
 The thread (`_watch`)
-  consumes:      the agents that run
+  consumes:      the agents and runs that are watched, the calls that are under way
   waits for:     `_INTERVAL`
-  unblocked by:  nothing; it ends when no agent runs
-  produces:      log messages, `AgentBlockedError` in the loop's thread
+  unblocked by:  nothing; it ends when nothing is watched
+  produces:      log messages, `AgentBlockedError` in the loop's thread, a thread for each call that
+                 is to be ended (`overdue`)
 """
 
 from __future__ import annotations
@@ -17,19 +20,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import ctypes
 import logging
 import sys
 import threading
 import time
 import traceback
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
+from rlx.core import calls
+from rlx.core.calls import Call, CallEnded
+from rlx.core.overdue import Driven, end_call
+
 _INTERVAL = 0.2
+_MOST = 1.0
+"""Seconds that may pass between two looks and still count."""
 _WARN_AFTER = 10.0
 """Seconds without a sign of life after which the log says who is to blame."""
+_WARN_OF_OURS = 60.0
+"""The same where it is neither an agent nor a component."""
+_DEBUGGERS = frozenset({"pdb", "bdb", "ipdb", "debugpy", "pydevd", "_pydevd_bundle"})
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +61,23 @@ class AgentBlockedError(Exception):
 class _Loop:
     thread: int
     agents: dict[asyncio.Task[Any], Watched] = field(default_factory=dict)
-    asked: float | None = None
-    """When the loop was asked for a sign of life that has not come yet, or was seen to go on."""
+    run: Driven | None = None
+    looked: float = field(default_factory=time.monotonic)
+    asked: bool = False
+    """Whether it was asked for a sign of life that has not come yet."""
+    silent: float = 0.0
+    """Seconds since then, or since it was seen to go on."""
     job: asyncio.Task[Any] | None = None
     """What it was at when it was looked at last."""
     warned: bool = False
+    reported: bool = False
+    """Whether stacks were written, of a loop that neither agent nor component blocks."""
+    call: Call | None = None
+    """The call of the last look."""
+    held: float = 0.0
+    """Seconds that it has taken."""
+    warned_of: Call | None = None
+    ending: Call | None = None
 
 
 _lock = threading.Lock()
@@ -101,22 +126,71 @@ class Watched:
         self.task = task
         self.timeout = timeout
 
+    def __str__(self) -> str:
+        return f"agent {self.name!r} in task {self.task}"
+
     def __enter__(self) -> None:
-        global _running
         with _lock:
-            if (state := _loops.get(self._loop)) is None:
-                state = _loops[self._loop] = _Loop(threading.get_ident())
-            state.agents[self._job] = self
-            if not _running:
-                _running = True
-                threading.Thread(target=_watch, name="rlx-stalls", daemon=True).start()
+            _watched(self._loop).agents[self._job] = self
 
     def __exit__(self, *error: object) -> None:
         with _lock:
-            state = _loops[self._loop]
-            del state.agents[self._job]
-            if not state.agents:
-                del _loops[self._loop]
+            del _loops[self._loop].agents[self._job]
+            _forget(self._loop)
+
+
+@contextlib.contextmanager
+def driven(run: Driven) -> Iterator[None]:
+    """Watch the calls of a run's components on the running loop while the context is open."""
+    loop = asyncio.get_running_loop()
+    with _lock:
+        _watched(loop).run = run
+    try:
+        yield
+    finally:
+        with _lock:
+            _loops[loop].run = None
+            _forget(loop)
+
+
+def _watched(loop: asyncio.AbstractEventLoop) -> _Loop:
+    """What is known of a loop, which runs in this thread; it is looked at from now on."""
+    global _running
+    if (state := _loops.get(loop)) is None:
+        state = _loops[loop] = _Loop(threading.get_ident())
+    if not _running:
+        _running = True
+        threading.Thread(target=_watch, name="rlx-stalls", daemon=True).start()
+    return state
+
+
+def _forget(loop: asyncio.AbstractEventLoop) -> None:
+    state = _loops[loop]
+    if not state.agents and state.run is None:
+        del _loops[loop]
+
+
+def blocking(loop: asyncio.AbstractEventLoop, thread: int) -> str:
+    """What a loop that does not answer, and runs in `thread`, is at, as a clause."""
+    call = calls.under_way(thread)
+    if call is not None:
+        at = calls.place(call, thread)
+        return f"{call.who} has not returned{at and f'; it is at {at}'}"
+    _, agent = _blocked_by(loop, thread)
+    return f"{agent} has not returned" if agent else "the driver is busy"
+
+
+def end_blocking(loop: asyncio.AbstractEventLoop, thread: int, error: Exception) -> bool:
+    """Try to end what a loop is blocked by: a component's call with `error`, an agent with
+    `CallEnded`. Returns whether it is one of them."""
+    call = calls.under_way(thread)
+    if call is not None:
+        call.end(thread, error)
+        return True
+    job, agent = _blocked_by(loop, thread)
+    if agent is not None:
+        _end_agent(loop, thread, job, CallEnded)
+    return agent is not None
 
 
 def _watch() -> None:
@@ -133,37 +207,100 @@ def _watch() -> None:
 
 def _look(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
     now = time.monotonic()
-    before, state.job = state.job, _owner_of(state.thread) or asyncio.current_task(loop)
-    if state.asked is None:
-        state.asked = now
-
-        def alive() -> None:
-            state.asked, state.warned = None, False
-
-        with contextlib.suppress(RuntimeError):  # the loop has closed
-            loop.call_soon_threadsafe(alive)
+    passed, state.looked = min(now - state.looked, _MOST), now
+    before, state.job = state.job, _job_of(loop, state.thread)
+    call = calls.under_way(state.thread)
+    if call is not state.call:
+        state.call, state.held = call, 0.0
+    if not state.asked:
+        _ask(loop, state)
+        return
+    if _is_debugged(state.thread):
         return
     if state.job is not before:
         # One turn of a loop of very many episodes takes seconds, and nobody in it is to blame.
-        state.asked, state.warned = now, False
+        state.silent, state.warned = 0.0, False
         return
-    silent = now - state.asked
-    agent = state.agents.get(state.job) if state.job is not None else None
-    if silent >= _WARN_AFTER and not state.warned:
+    state.silent += passed
+    state.held += passed
+    if call is not None:
+        _look_at_call(loop, state, call)
+    elif state.agents:
+        _look_at_agents(loop, state)
+    elif state.run is not None:
+        _look_at_ours(loop, state, state.run)
+
+
+def _ask(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
+    def alive() -> None:
+        state.asked = state.warned = state.reported = False
+
+    state.asked, state.silent = True, 0.0
+    with contextlib.suppress(RuntimeError):  # the loop has closed
+        loop.call_soon_threadsafe(alive)
+
+
+def _look_at_call(loop: asyncio.AbstractEventLoop, state: _Loop, call: Call) -> None:
+    run = state.run
+    if state.held >= _WARN_AFTER and state.warned_of is not call:
+        state.warned_of = call
+        blocked = f"{call.who} has not returned for {state.held:.0f} s, and all else waits"
+        ends = f" (ended after {run.timeout:g} s)" if run is not None and run.ends else ""
+        _warn(run, f"{blocked}{ends}:\n{calls.stack(call, state.thread)}")
+    if run is not None and state.held >= run.timeout and state.ending is not call:
+        state.ending = call
+        threading.Thread(
+            target=end_call, args=(loop, state.thread, call, run), name="rlx-overdue", daemon=True
+        ).start()
+
+
+def _look_at_agents(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
+    job, agent = _blocked_by(loop, state.thread)
+    if state.silent >= _WARN_AFTER and not state.warned:
         state.warned = True
-        who = f"agent {agent.name!r} in task {agent.task}" if agent else "something"
-        log.warning(
-            "%s has blocked all episodes for %.0f s:\n%s", who, silent, _place(state.thread)
-        )
-    if agent is not None and silent >= agent.timeout:
-        blocked = ctypes.py_object(AgentBlockedError)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(state.thread), blocked)
-        state.asked = None
+        blocked = f"{agent or 'something'} has blocked all episodes for {state.silent:.0f} s"
+        _warn(state.run, f"{blocked}:\n{_stack(state.thread)}")
+    if agent is not None and state.silent >= agent.timeout:
+        _end_agent(loop, state.thread, job, AgentBlockedError)
+        state.asked = False
 
 
-def _owner_of(thread: int) -> asyncio.Task[Any] | None:
+def _look_at_ours(loop: asyncio.AbstractEventLoop, state: _Loop, run: Driven) -> None:
+    """Nothing is ended where neither agent nor component runs: a large step takes its time."""
+    what = f"the driver has not got on for {state.silent:.0f} s"
+    if state.silent >= _WARN_OF_OURS and not state.warned:
+        state.warned = True
+        _warn(run, f"{what}:\n{_stack(state.thread)}")
+    if state.silent >= run.timeout and not state.reported:
+        state.reported = True
+
+        def report() -> None:
+            run.tell(f"{run.where}: {what}{run.write_stacks(loop)}")
+
+        threading.Thread(target=report, name="rlx-overdue", daemon=True).start()
+
+
+def _warn(run: Driven | None, text: str) -> None:
+    if run is None:
+        log.warning("%s", text)
+    else:
+        run.tell(f"{run.where}: {text}")
+
+
+def _blocked_by(
+    loop: asyncio.AbstractEventLoop, thread: int
+) -> tuple[asyncio.Task[Any] | None, Watched | None]:
     """The agent whose task, or callback, a loop's thread is in."""
-    frame = sys._current_frames().get(thread)
+    state = _loops.get(loop)
+    job = _job_of(loop, thread)
+    return job, state.agents.get(job) if state is not None and job is not None else None
+
+
+def _job_of(loop: asyncio.AbstractEventLoop, thread: int) -> asyncio.Task[Any] | None:
+    return _owner_in(sys._current_frames().get(thread)) or asyncio.current_task(loop)
+
+
+def _owner_in(frame: FrameType | None) -> asyncio.Task[Any] | None:
     while frame is not None:
         if frame.f_code is asyncio.Handle._run.__code__:
             context: contextvars.Context = frame.f_locals["self"]._context
@@ -173,6 +310,27 @@ def _owner_of(thread: int) -> asyncio.Task[Any] | None:
     return None
 
 
-def _place(thread: int) -> str:
+def _end_agent(
+    loop: asyncio.AbstractEventLoop,
+    thread: int,
+    job: asyncio.Task[Any] | None,
+    error: type[BaseException],
+) -> None:
+    def raised(frame: FrameType | None) -> type[BaseException] | None:
+        return error if (_owner_in(frame) or asyncio.current_task(loop)) is job else None
+
+    calls.raise_in(thread, error, raised)
+
+
+def _is_debugged(thread: int) -> bool:
     frame = sys._current_frames().get(thread)
-    return "".join(traceback.format_stack(frame, limit=6)) if frame is not None else ""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _stack(thread: int) -> str:
+    frame = sys._current_frames().get(thread)
+    return "".join(traceback.format_stack(frame, limit=6)).rstrip() if frame is not None else ""

@@ -1,11 +1,9 @@
-"""A session that loses workers or is interrupted: new starts, a next step, patience for saving."""
+"""A session that loses workers: new starts, their limits, a next step."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from rlx.core.config import RunConfig
-from rlx.core.engine import session as module
 from rlx.core.engine.checkpoints import write_index
 from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.session import Session
@@ -100,45 +97,3 @@ def test_new_starts_without_a_new_step_are_limited(tmp_path: Path):
     with pytest.raises(EngineError, match="starting anew 2 times did not lead to a new step"):
         asyncio.run(run.run())
     assert len(run.attempts) == 3
-
-
-def interrupted(
-    run: Scripted, trainer: Any, monkeypatch: pytest.MonkeyPatch, *, seconds: float
-) -> list[int]:
-    """Which signals the session cuts itself with in the time after one of them came."""
-    cuts: list[int] = []
-
-    def end(number: int) -> None:
-        cuts.append(number)
-        run._over.set()
-
-    monkeypatch.setattr(module, "_end_now", end)
-    monkeypatch.setattr(module, "_STOP_SECONDS", 0.3)
-    monkeypatch.setattr(module, "_LOOK_EVERY", 0.05)
-    run._trainer = trainer
-    thread = threading.Thread(target=run._cut_when_late, args=(15,))
-    thread.start()
-    time.sleep(seconds)
-    run._over.set()
-    thread.join()
-    return cuts
-
-
-def test_what_hangs_after_a_signal_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = session(tmp_path, losses=0)
-    trainer = SimpleNamespace(saving=False)
-    assert interrupted(run, trainer, monkeypatch, seconds=1.0) == [15]
-
-
-def test_what_is_being_saved_after_a_signal_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    run = session(tmp_path, losses=0)
-    trainer = SimpleNamespace(saving=True)
-    assert interrupted(run, trainer, monkeypatch, seconds=1.0) == []
-
-
-def test_saving_after_a_signal_has_its_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = session(tmp_path, losses=0, stop_timeout=0.5)
-    trainer = SimpleNamespace(saving=True)
-    assert interrupted(run, trainer, monkeypatch, seconds=1.5) == [15]

@@ -59,9 +59,10 @@ async def nowhere(node: str, pids: Sequence[int]) -> list[str]:
 
 def dumped(folder: Path, location: Location, elsewhere: Elsewhere = nowhere) -> str:
     suspect = Suspect(name="learner-0", location=location, doing=["update"])
-    asyncio.run(dump_stacks(folder / "stacks", [suspect], elsewhere))
-    assert "test_stacks.py" in (folder / "stacks" / "driver.txt").read_text()
-    return (folder / "stacks" / "learner-0.txt").read_text()
+    written = asyncio.run(dump_stacks(folder / "stacks", "learner-0", [suspect], elsewhere))
+    assert written.parent == folder / "stacks"
+    assert "test_stacks.py" in (written / "driver.txt").read_text()
+    return (written / "learner-0.txt").read_text()
 
 
 def test_stacks_of_a_hanging_process_name_the_function(
@@ -113,10 +114,10 @@ def test_other_nodes_are_asked_each_once_and_at_the_same_time(tmp_path: Path):
         Suspect(name=f"w-{pid}", location=there(node, pid), doing=[])
         for node, pid in (("a", 1), ("b", 2), ("a", 3))
     ]
-    asyncio.run(dump_stacks(tmp_path, suspects, all_asked))
+    written = asyncio.run(dump_stacks(tmp_path, "w-1", suspects, all_asked))
     assert asked == {"a": [1, 3], "b": [2]}
-    assert "process 3 on host (node a)" in (tmp_path / "w-3.txt").read_text()
-    assert "stack of 3 on a" in (tmp_path / "w-3.txt").read_text()
+    assert "process 3 on host (node a)" in (written / "w-3.txt").read_text()
+    assert "stack of 3 on a" in (written / "w-3.txt").read_text()
 
 
 def test_node_that_is_gone_or_does_not_answer_leaves_the_command(

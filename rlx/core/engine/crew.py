@@ -15,9 +15,11 @@ from rlx.core.engine.fault_ledger import FaultLedger
 from rlx.core.engine.inline_runtime import InlineRuntime
 from rlx.core.engine.memory import MemoryUse, memory_metrics, take_memory
 from rlx.core.engine.object_store import ObjectStore
+from rlx.core.engine.ray_nodes import stacks_there
 from rlx.core.engine.ray_runtime import RayRuntime
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import Runtime, Worker, WorkerHooks, WorkerSpec
+from rlx.core.engine.stacks import dump_stacks
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef
@@ -212,6 +214,12 @@ class Crew:
             if isinstance(use, MemoryUse):  # a process that died is someone else's business
                 found.append((spec.role, use))
         return {**memory_metrics(found), **await asyncio.to_thread(self._store.metrics)}
+
+    def write_stacks(self, loop: asyncio.AbstractEventLoop) -> Path:
+        """Write where all workers and the driver are, while the driver's loop is blocked; takes
+        some seconds. Returns the folder; raises OSError where it can't be written."""
+        suspects = self._runtime.suspects() if self._runtime is not None else []
+        return asyncio.run(dump_stacks(self._stacks, "driver", suspects, stacks_there, loop=loop))
 
     async def close(self) -> None:
         """End every worker and what they live in."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FAULTS_NAME = "faults.jsonl"
-_ENDS_A_STEP = ("publish", "eval", "checkpoint")
+_ENDS_A_STEP = ("publish", "eval", "checkpoint", "emit")
 """Phases of the step whose update is done."""
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +14,9 @@ from rlx.core.engine.collector import unwrap
 from rlx.core.engine.crew import Crew
 from rlx.core.engine.engines import RolloutEngines
 from rlx.core.engine.prepare import load_tokenizer
-from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.reaper import start_reaper, stop_reaper
 from rlx.core.engine.rewards import RewardRunner
+from rlx.core.engine.signals import STOPPED, Signals, stopped_by
 from rlx.core.errors import RunInterrupted
 from rlx.core.models import ModelInfo, policy_info, resolve_model
 from rlx.core.plugins import PluginSystem
@@ -27,7 +24,6 @@ from rlx.core.preflight import check
 from rlx.core.preflight_case import Finding, Rule
 from rlx.core.selection import Selection, select
 
-_STOP_SECONDS = 9.0
 T = TypeVar("T")
 
 
@@ -112,25 +108,29 @@ async def _run(
     folder: Path,
     status: Callable[[str], None],
 ) -> T:
-    signals: list[int] = []
-    timers = _cancel_on_signal(signals)
+    main = asyncio.current_task()
+    assert main is not None
     crew = Crew(setup.config, setup.selection, plugins=setup.plugins, folder=folder, status=status)
     reaper = start_reaper()
-    try:
-        engines, rewards = await _start(setup, crew, context_length)
-        return await use(engines, rewards)
-    except asyncio.CancelledError:
-        if signals:
-            name = signal.Signals(signals[0]).name
-            raise RunInterrupted(f"stopped by {name}", signal=signals[0]) from None
-        raise
-    except BaseExceptionGroup as group:
-        raise unwrap(group) from None
-    finally:
-        await crew.close()
-        stop_reaper(reaper)
-        for timer in timers:
-            timer.cancel()
+    with Signals(
+        lambda number: main.cancel(),
+        where=lambda: "sampling",
+        saved=lambda: f"what is done is in {folder}",
+    ) as signals:
+        try:
+            engines, rewards = await _start(setup, crew, context_length)
+            return await use(engines, rewards)
+        except BaseException as error:
+            found = unwrap(error)
+            if signals.number is not None and isinstance(found, STOPPED):
+                text = stopped_by(signals.number)
+                raise RunInterrupted(text, signal=signals.number) from None
+            if found is error:
+                raise
+            raise found from None
+        finally:
+            await crew.close()
+            stop_reaper(reaper)
 
 
 async def _start(
@@ -150,31 +150,3 @@ async def _start(
         config, crew.settled(engine_specs), started, renew=crew.engine_renewal()
     )
     return engines, crew.reward_runner(reward_specs, started)
-
-
-def _cancel_on_signal(signals: list[int]) -> list[threading.Timer]:
-    """The first Ctrl-C or SIGTERM ends in order; a second one, or the deadline, at once."""
-    timers: list[threading.Timer] = []
-    if threading.current_thread() is not threading.main_thread():
-        return timers
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
-    assert main is not None
-
-    def on_signal(number: int) -> None:
-        if signals:
-            _end_now(number)
-        signals.append(number)
-        timer = threading.Timer(_STOP_SECONDS, _end_now, (number,))
-        timer.daemon = True
-        timer.start()
-        timers.append(timer)
-        main.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    return timers
-
-
-def _end_now(number: int) -> None:
-    end_descendants()
-    os._exit(128 + number)

@@ -9,6 +9,7 @@ from typing import Any
 from rlx.core.engine.depot import LocalDepot
 from rlx.core.engine.memory import MemoryUse
 from rlx.core.engine.runtime import WorkerSpec, neighbour
+from rlx.core.engine.stacks import Suspect
 from rlx.core.engine.worker_host import WorkerHost
 
 
@@ -62,6 +63,9 @@ class InlineRuntime:
         for worker in reversed(self._workers):
             worker.close()
         self._workers.clear()
+
+    def suspects(self) -> list[Suspect]:
+        return []
 
     async def close(self) -> None:
         await self.end_all()

@@ -16,14 +16,25 @@ class Phases:
     def __init__(self, monitor: Monitor, faults: FaultLedger) -> None:
         self._monitor = monitor
         self._faults = faults
-        self.current = "idle"
-        """The phase under way; after an error the one that it was raised in."""
+        self._current = "idle"
         self.times: dict[str, float] = {}
         """Seconds of each phase since `begin`."""
         self._started = time.perf_counter()
 
+    @property
+    def current(self) -> str:
+        """The phase under way; after an error the one that it was raised in."""
+        return self._current
+
+    @current.setter
+    def current(self, phase: str) -> None:
+        self._current = phase
+        if phase != "idle":
+            self._faults.phase = phase
+
     def begin(self) -> None:
         """A step begins."""
+        self._faults.phase = "begin"
         self.times = {}
         self._started = time.perf_counter()
 
@@ -35,7 +46,7 @@ class Phases:
     @contextmanager
     def timed(self, phase: str, *, step: int) -> Iterator[None]:
         """`step`: the last finished one."""
-        self.current = self._faults.phase = phase
+        self.current = phase
         started = time.perf_counter()
         yield
         seconds = time.perf_counter() - started

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,21 +169,23 @@ class RayRuntime:
         """Write down where all workers are, because one hangs; returns where that is."""
         if self._stacks is None:
             return ""
-        folder = self._stacks / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-        suspects = {
+        try:
+            folder = await dump_stacks(self._stacks, name, self.suspects(), stacks_there)
+        except OSError as error:  # the verdict counts, and the run has to end
+            return f"; the stacks could not be written: {error}"
+        return f"; the stacks of all workers are in {folder}"
+
+    def suspects(self) -> list[Suspect]:
+        found = {
             worker.process: Suspect(
                 name=worker.name,
                 location=worker.process.location,
                 doing=sorted(set(worker.process.watch.running.values())),
             )
-            for worker in reversed(self._workers)
+            for worker in reversed(list(self._workers))
             if worker.process.location is not None
         }
-        try:
-            await dump_stacks(folder, list(suspects.values()), stacks_there)
-        except OSError as error:  # the verdict counts, and the run has to end
-            return f"; the stacks could not be written: {error}"
-        return f"; the stacks of all workers are in {folder}"
+        return list(found.values())
 
     def _actor(self, spec: WorkerSpec) -> Any:
         import ray

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlx.core.calls import Call
 from rlx.core.component import Bound
 from rlx.core.detached import detached
 from rlx.core.engine.logs import DriverLog
@@ -47,7 +48,8 @@ class Reporter:
             if function is None:
                 continue
             try:
-                function(*map(detached, args))
+                with Call(f"tracker {tracker.name!r} in {method}()", observer=True):
+                    function(*map(detached, args))
             except (Exception, SystemExit) as error:
                 self._trackers.remove(tracker)
                 warnings.warn(

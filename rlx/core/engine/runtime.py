@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from rlx.core.engine.depot import Depot
 from rlx.core.engine.memory import MemoryUse
+from rlx.core.engine.stacks import Suspect
 from rlx.core.hook_types import WorkerContext
 from rlx.core.worker_hooks import HookRef, call_in_worker
 
@@ -93,6 +94,10 @@ class Runtime(Protocol):
 
     async def end_all(self) -> None:
         """End every worker that this runtime started; others can be started then."""
+        ...
+
+    def suspects(self) -> list[Suspect]:
+        """Its workers in processes of their own, for their stacks; called from any thread."""
         ...
 
     async def close(self) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +11,13 @@ from typing import Any, Protocol
 
 from rlx.core.config import RunConfig
 from rlx.core.engine.checkpoints import latest_checkpoint, step_of
+from rlx.core.engine.collector import unwrap
 from rlx.core.engine.crew import Crew, Selected
+from rlx.core.engine.driver_watch import DriverWatch
 from rlx.core.engine.logs import DriverLog
-from rlx.core.engine.processes import end_descendants
 from rlx.core.engine.reaper import start_reaper, stop_reaper
 from rlx.core.engine.reporting import Reporter
+from rlx.core.engine.signals import STOPPED, Signals, stopped_by
 from rlx.core.engine.trace import TRACE_NAME, Trace
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
@@ -32,10 +31,7 @@ from rlx.core.run import (
     write_json,
 )
 from rlx.core.settings import dump_yaml
-
-_STOP_SECONDS = 9.0
-"""After this long an interrupted run ends whatever it is waiting for, unless it saves its work."""
-_LOOK_EVERY = 0.25
+from rlx.core.stalls import driven
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +103,14 @@ class Session(ABC):
         self._trace = Trace(None)
         self._trainer: Loop | None = None
         self._main: asyncio.Task[Any] | None = None
-        self._signal: int | None = None
-        self._over = threading.Event()
+        self._watch = DriverWatch(config, self._crew, self._folder)
+        self._signals = Signals(
+            self._on_signal,
+            where=lambda: self._watch.where,
+            saved=lambda: self._watch.saved,
+            saving=self._is_saving,
+            stop_timeout=config.faults.stop_timeout,
+        )
 
     @abstractmethod
     async def _work(self, run: Run) -> str:
@@ -117,6 +119,10 @@ class Session(ABC):
 
     async def run(self) -> TrainResult:
         self._prepare_folder()
+        with self._signals, driven(self._watch):
+            return await self._run()
+
+    async def _run(self) -> TrainResult:
         run = Run(
             name=self._folder.name,
             folder=self._folder,
@@ -125,7 +131,6 @@ class Session(ABC):
             objective=self._objective,
         )
         self._trace = self._open_trace()
-        self._watch_signals()
         error: BaseException | None = None
         self._reporter.start(run)
         reaper = start_reaper()
@@ -134,12 +139,10 @@ class Session(ABC):
             self._main = asyncio.ensure_future(self._attempts(run))
             reason = await self._main
             return self._result(reason)
-        except asyncio.CancelledError:
-            if self._signal is None:
-                raise
-            return self._result(_signal_name(self._signal))
         except BaseException as caught:
-            error = caught
+            if self._signals.number is not None and isinstance(unwrap(caught), STOPPED):
+                return self._result(stopped_by(self._signals.number))
+            error = None if isinstance(caught, asyncio.CancelledError) else caught
             raise
         finally:
             await self._crew.close()
@@ -147,7 +150,6 @@ class Session(ABC):
             self._trace.close()
             self._reporter.close(error)
             self._plugins.notify("rlx_on_run_end", run=run, error=error)
-            self._over.set()
 
     async def _attempts(self, run: Run) -> str:
         """Work; when a worker is lost that only a new start can replace, start anew."""
@@ -166,7 +168,8 @@ class Session(ABC):
         found = latest_checkpoint(self._folder / "checkpoints")
         saved = f"{found.name} is the last whole checkpoint" if found else "there is no checkpoint"
         cause = f"{faults.where}: {lost}"
-        if self._config.runtime.kind == "inline" or settings.learner == "stop" or self._signal:
+        interrupted = self._signals.number is not None
+        if self._config.runtime.kind == "inline" or settings.learner == "stop" or interrupted:
             raise EngineError(
                 f"{cause}; {saved}: the same command with `--resume --output {self._folder}` goes "
                 f"on from there. What the worker said last is in {self._folder / 'logs'}."
@@ -197,7 +200,7 @@ class Session(ABC):
             steps=trainer.step if trainer else self._first_step(),
             metrics=trainer.metrics if trainer else {},
             reason=reason,
-            signal=self._signal,
+            signal=self._signals.number,
         )
 
     def _prepare_folder(self) -> None:
@@ -211,47 +214,13 @@ class Session(ABC):
         facts = {"step": trainer.step, "metrics": trainer.metrics}
         write_json(self._folder / FINISHED_NAME, facts)
 
-    def _watch_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
-
     def _on_signal(self, number: int) -> None:
-        """First signal: end in order. A second one, or the deadline: end at once."""
-        if self._signal is not None:
-            _end_now(number)
-        self._signal = number
-        self._reporter.status(f"{_signal_name(number)}: ending after the last finished step")
-        threading.Thread(target=self._cut_when_late, args=(number,), daemon=True).start()
+        """End in order after the first signal."""
+        self._reporter.status(f"{stopped_by(number)}: ending after the last finished step")
         if self._trainer is not None:
-            self._trainer.request_stop(_signal_name(number))
+            self._trainer.request_stop(stopped_by(number))
         elif self._main is not None:
             self._main.cancel()
 
-    def _cut_when_late(self, number: int) -> None:
-        """End at once when an orderly end takes too long. Saving what was learned may take its
-        time; whatever else holds the run up may not."""
-        waited = idle = 0.0
-        while not self._over.wait(_LOOK_EVERY):
-            waited += _LOOK_EVERY
-            trainer = self._trainer
-            saving = trainer is not None and trainer.saving
-            idle = 0.0 if saving else idle + _LOOK_EVERY
-            if idle >= _STOP_SECONDS or waited >= self._config.faults.stop_timeout:
-                _end_now(number)
-
-
-def _signal_name(number: int) -> str:
-    return (
-        "stopped by Ctrl-C"
-        if number == signal.SIGINT
-        else f"stopped by {signal.Signals(number).name}"
-    )
-
-
-def _end_now(number: int) -> None:
-    """Leave without waiting for anything; the last checkpoint on disk is whole."""
-    end_descendants()
-    os._exit(128 + number)
+    def _is_saving(self) -> bool:
+        return self._trainer is not None and self._trainer.saving

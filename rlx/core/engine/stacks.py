@@ -11,6 +11,8 @@ import io
 import os
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -60,17 +62,31 @@ def _own_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-async def dump_stacks(folder: Path, suspects: Sequence[Suspect], elsewhere: Elsewhere) -> None:
-    """Write `folder/<worker>.txt` for each suspect and `folder/driver.txt`, each when it is known.
+async def dump_stacks(
+    root: Path,
+    about: str,
+    suspects: Sequence[Suspect],
+    elsewhere: Elsewhere,
+    *,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Path:
+    """Write `<worker>.txt` for each suspect and `driver.txt`, each when it is known, to a new
+    folder below `root`.
 
     Ends within `ELSEWHERE_PATIENCE`, whatever has become of the suspects' nodes.
+
+    Args:
+        about: who hangs, for the folder's name: a worker or `driver`.
+        loop: the driver's, where that is not the running one.
     """
+    folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{about}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "driver.txt").write_text(_own_stacks())
+    (folder / "driver.txt").write_text(_own_stacks(loop))
     nodes: dict[str, list[Suspect]] = {}
     for suspect in suspects:
         nodes.setdefault(suspect.location.node, []).append(suspect)
     await asyncio.gather(*(_dump_node(folder, those, elsewhere) for those in nodes.values()))
+    return folder
 
 
 async def _dump_node(folder: Path, suspects: Sequence[Suspect], elsewhere: Elsewhere) -> None:
@@ -106,12 +122,14 @@ def _head(suspect: Suspect) -> str:
     )
 
 
-def _own_stacks() -> str:
-    """Threads and tasks of this process."""
+def _own_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """Threads of this process, and tasks of a loop in it."""
     out = io.StringIO()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     for thread, frame in sys._current_frames().items():
-        out.write(f"thread {thread}\n" + "".join(traceback.format_stack(frame)) + "\n")
-    for task in asyncio.all_tasks():
+        stack = "".join(traceback.format_stack(frame))
+        out.write(f"thread {thread} {names.get(thread, '')}\n{stack}\n")
+    for task in asyncio.all_tasks(loop):
         out.write(f"task {task.get_name()}\n")
         task.print_stack(file=out)
         out.write("\n")

@@ -167,7 +167,7 @@ class Trainer:
         except BaseException as error:
             if self._is_at_rest(error):
                 await self._checkpoint_after(error)
-            raise unwrap(error) from None
+            raise unwrap(error) from unwrap(error).__cause__
         else:
             await self.checkpoint(last=True)
         finally:
@@ -183,7 +183,7 @@ class Trainer:
         if isinstance(found, WorkerLostError) and self._trains(found.worker):
             return False
         kept = self._phases.current == "update" and not getattr(error, "weights_changed", True)
-        return self._phases.current in _AT_REST or kept
+        return self._phases.current in (*_AT_REST, "emit") or kept
 
     def _trains(self, worker: str) -> bool:
         """Whether the worker holds a part of the state that is trained."""

@@ -182,6 +182,7 @@ class OfflineTrainer:
         return update
 
     def _emit(self, numbers: Mapping[str, float]) -> None:
+        self._phases.current = "emit"
         times = {f"time/{name}": value for name, value in self._phases.times.items()}
         if self._reference_seconds is not None:
             times["time/reference"] = self._reference_seconds
