@@ -131,6 +131,7 @@ class Signals:
             for number in self._arrived(None if self.number is None else _LOOK_EVERY):
                 if self.number is not None:
                     self._cut(f"{signal.Signals(number).name} again")
+                    return
                 self.number = number
                 looked = time.monotonic()
                 with suppress(RuntimeError):  # the loop has closed
@@ -145,6 +146,7 @@ class Signals:
             self._unblock(idle)
             if idle >= _STOP_SECONDS or waited >= self._stop_timeout:
                 self._cut(f"no end in order within {waited:.0f} s")
+                return
 
     def _arrived(self, timeout: float | None) -> list[int]:
         """Signals of ours that came; the others are passed on."""
