@@ -79,7 +79,7 @@ def plan(
     layout, found = judge(config, selection, info, machine, node_gpus=node_gpus)
     out = console()
     out.print(_model_table(info))
-    out.print(_batch_table(config, info))
+    out.print(_batch_table(config, info, machine))
     out.print(_component_table(selection))
     placed = roles(config, selection, info, machine)
     out.print(_role_table(config, placed, layout))
@@ -133,8 +133,9 @@ def _model_table(info: ModelInfo) -> Table:
     )
 
 
-def _batch_table(config: RunConfig, info: ModelInfo) -> Table:
-    batch = sizes.batch_sizes(config, info.context_length)
+def _batch_table(config: RunConfig, info: ModelInfo, machine: Machine) -> Table:
+    budget = sizes.token_budget(config, info, accelerated=bool(machine.gpus))
+    batch = sizes.batch_sizes(config, info.context_length, token_budget=budget)
     rollout, learner = config.rollout, config.learner
     return _rows(
         "one training step",
@@ -152,7 +153,7 @@ def _batch_table(config: RunConfig, info: ModelInfo) -> Table:
             (
                 "micro-batches",
                 f"at most {batch.micro_batches} per optimizer step and rank "
-                f"({learner.token_budget:,} tokens each)",
+                f"({budget:,} tokens each)",
             ),
             ("whole run", f"{config.steps} steps, {config.steps * batch.rollouts:,} rollouts"),
         ],

@@ -29,8 +29,9 @@ class LearnerConfig(Part):
     """Rollouts per optimizer step; unset: the whole batch, which keeps training on policy."""
     epochs: int = Field(1, ge=1)
     """Passes over each batch."""
-    token_budget: int = Field(4096, ge=16)
-    """Most tokens in one micro-batch; the gradient does not depend on it."""
+    token_budget: Annotated[int, Field(ge=16)] | Literal["auto"] = "auto"
+    """Most tokens in one micro-batch; the gradient does not depend on it. `auto`: 4096; on a CPU as
+    many as keep about 1 GiB for the backward pass, at least 512."""
     row_tokens: int = Field(512, ge=8)
     """Most tokens in a row of packed sequences, unless one is longer; short ones get short rows."""
     attention: Literal[

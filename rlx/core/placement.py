@@ -91,18 +91,21 @@ def _rewards(config: RunConfig, selection: Selection, machine: Machine) -> Itera
         )
 
 
-def _trained(config: RunConfig, info: ModelInfo) -> tuple[dict[str, int] | None, int]:
+def _trained(
+    config: RunConfig, info: ModelInfo, machine: Machine
+) -> tuple[dict[str, int] | None, int]:
     """Memory of one rank that trains a model, and what of it stays between its updates."""
     if info.parameters is None:
         return None, 0
     held = sizes.training_parts(config, info, info.parameters)
-    return {**held, **sizes.activation_parts(config, info)}, sum(held.values())
+    parts = sizes.activation_parts(config, info, accelerated=bool(machine.gpus))
+    return {**held, **parts}, sum(held.values())
 
 
 def _learners(
     config: RunConfig, selection: Selection, info: ModelInfo, machine: Machine
 ) -> Iterator[Role]:
-    parts, held = _trained(config, info)
+    parts, held = _trained(config, info, machine)
     detail = f"{sizes.learner_dtype(config, info)}, ZeRO {sizes.zero_stage(config, info)}"
     if config.learner.lora.enabled:
         detail += f", adapters of rank {config.learner.lora.rank}"
@@ -127,7 +130,7 @@ def _critic(
         return
     beside = config.critic.placement == "colocated"
     # The head has one output in place of the vocabulary.
-    parts, held = _trained(config, replace(info, vocab_size=1))
+    parts, held = _trained(config, replace(info, vocab_size=1), machine)
     for rank in range(config.learner.ranks):
         place = f"in learner-{rank}'s process" if beside else "trains while the policy does"
         yield Role(
@@ -188,9 +191,8 @@ def _reference(
     dtype = sizes.learner_dtype(config, info)
     parts = None
     if info.parameters is not None:
-        tokens = max(
-            config.learner.token_budget, sizes.longest_sequence(config, info.context_length)
-        )
+        budget = sizes.token_budget(config, info, accelerated=bool(machine.gpus))
+        tokens = max(budget, sizes.longest_sequence(config, info.context_length))
         logits = tokens * (info.vocab_size or 0) * 4
         parts = {"parameters": sizes.weight_bytes(info.parameters, dtype), "logits": logits}
     yield Role(

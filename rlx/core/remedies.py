@@ -80,7 +80,7 @@ def _changes(config: RunConfig, info: ModelInfo, machine: Machine) -> Iterator[C
         yield {"learner.logprob_chunk": 1024}
     if not learner.gradient_checkpointing:
         yield {"learner.gradient_checkpointing": True}
-    budget = learner.token_budget
+    budget = sizes.token_budget(config, info, accelerated=bool(machine.gpus))
     while budget // 2 >= max(sizes.longest_sequence(config, info.context_length), 16):
         budget //= 2
         yield {"learner.token_budget": budget}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlx.core.config import LoraConfig, RunConfig
 from rlx.core.config_lora import ALL_LINEAR
+from rlx.core.micro_batch import fitting_tokens, token_bytes
 from rlx.core.model_layers import ends_with, linear_layers
 from rlx.core.models import ModelInfo
 
@@ -17,7 +18,6 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ADAM = 8
 """Bytes of the two float32 moments of one parameter."""
 _MASTER = 4
-_PER_LAYER = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class BatchSizes:
     """Per optimizer step and rank, at most (all sequences as long as they can be)."""
 
 
-def batch_sizes(config: RunConfig, context_length: int) -> BatchSizes:
+def batch_sizes(config: RunConfig, context_length: int, *, token_budget: int) -> BatchSizes:
     """Batch arithmetic for a model with that context length."""
     sequence = longest_sequence(config, context_length)
     minibatch = min(config.learner.minibatch_size or config.batch_size, config.batch_size)
     per_rank = -(-minibatch // config.learner.ranks)
-    fitting = max(config.learner.token_budget // sequence, 1)
+    fitting = max(token_budget // sequence, 1)
     return BatchSizes(
         tasks=config.rollout.groups,
         rollouts=config.batch_size,
@@ -129,26 +129,44 @@ def zero_stage(config: RunConfig, info: ModelInfo) -> int:
     return 0 if alone else 1
 
 
-def activation_bytes(config: RunConfig, info: ModelInfo) -> int:
-    """Estimate for one micro-batch: 25 values of the hidden width per token and layer, and one row
-    of logits per token, over which their gradient is written.
+def token_budget(config: RunConfig, info: ModelInfo, *, accelerated: bool) -> int:
+    """Most tokens of a micro-batch: `learner.token_budget`, or what `auto` comes to."""
+    settings = config.learner
+    if settings.token_budget != "auto":
+        return settings.token_budget
+    each = token_bytes(
+        layers=info.layers,
+        hidden=info.hidden_size,
+        vocabulary=info.vocab_size,
+        value=_BYTES.get(learner_dtype(config, info), 4),
+        recomputed=settings.gradient_checkpointing,
+    )
+    return fitting_tokens(each, accelerated=accelerated)
 
-    Fitted to the learner's peak memory after two steps of 512 and of 4096 tokens (6 layers of width
-    512, vocabulary 16384, float32).
-    """
-    return sum(activation_parts(config, info).values())
+
+def activation_bytes(config: RunConfig, info: ModelInfo, *, accelerated: bool = False) -> int:
+    """Estimate for one micro-batch."""
+    return sum(activation_parts(config, info, accelerated=accelerated).values())
 
 
-def activation_parts(config: RunConfig, info: ModelInfo) -> dict[str, int]:
+def activation_parts(
+    config: RunConfig, info: ModelInfo, *, accelerated: bool = False
+) -> dict[str, int]:
     """`activation_bytes` by where they arise."""
-    tokens = max(config.learner.token_budget, longest_sequence(config, info.context_length))
-    width = (info.hidden_size or 0) * _BYTES.get(learner_dtype(config, info), 4)
-    layers = info.layers or 0
-    values = layers + _PER_LAYER if config.learner.gradient_checkpointing else layers * _PER_LAYER
+    budget = token_budget(config, info, accelerated=accelerated)
+    tokens = max(budget, longest_sequence(config, info.context_length))
+    value = _BYTES.get(learner_dtype(config, info), 4)
+    body = token_bytes(
+        layers=info.layers,
+        hidden=info.hidden_size,
+        vocabulary=None,
+        value=value,
+        recomputed=config.learner.gradient_checkpointing,
+    )
     chunk = config.learner.logprob_chunk
     rows = min(tokens, chunk) if chunk != "auto" and chunk else tokens
-    head = rows * (info.vocab_size or 0) * _BYTES.get(learner_dtype(config, info), 4)
-    return {"activations": tokens * width * values, "logits": head}
+    head = rows * (info.vocab_size or 0) * value
+    return {"activations": tokens * body, "logits": head}
 
 
 def kv_bytes_per_token(info: ModelInfo, dtype: str) -> int | None:

@@ -11,7 +11,7 @@ import torch
 from learner_cases import VOCABULARY, batch_of
 
 from rlx.core.config import LearnerConfig
-from rlx.core.engine.learner.memory import with_known_chunk
+from rlx.core.engine.learner.memory import with_known_sizes
 from rlx.core.engine.learner.model import load_policy
 from rlx.core.engine.learner.planning import make_plan
 from rlx.core.engine.learner.sharded import on_device
@@ -105,7 +105,7 @@ def passes(
     """
     settings = LearnerConfig(**{"dtype": "float32", **changes})
     loaded = load_policy(model, settings, 0.8, CPU)
-    settings = with_known_chunk(settings, loaded, CPU)
+    settings = with_known_sizes(settings, loaded, CPU)
     plan = make_plan(batch, settings, packing=loaded.packing, alone=True)
     rng = np.random.default_rng(1)
     weights = torch.from_numpy(rng.normal(size=(2, batch.action_count)).astype(np.float32))

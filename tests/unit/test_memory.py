@@ -71,7 +71,10 @@ def held(config: RunConfig) -> int:
 def test_roles_apart_are_judged_apart() -> None:
     learner, engine = loads(gpus=2)
     config = RunConfig.model_validate(SHORT)
-    assert learner.bytes == held(config) + sizes.activation_bytes(config, SEVEN) + CONTEXT
+    assert (
+        learner.bytes
+        == held(config) + sizes.activation_bytes(config, SEVEN, accelerated=True) + CONTEXT
+    )
     assert learner.phase == "update"
     assert not learner.fits
     assert engine.bytes == 40 * GIB + CONTEXT
@@ -95,7 +98,11 @@ def test_an_engine_that_sleeps_leaves_its_gpu_to_the_update(
     config = RunConfig.model_validate(merged(SHORT, changes))
     engine = 40 * GIB
     rolling = held(config) + engine
-    updating = held(config) + sizes.activation_bytes(config, SEVEN) + (0 if asleep else engine)
+    updating = (
+        held(config)
+        + sizes.activation_bytes(config, SEVEN, accelerated=True)
+        + (0 if asleep else engine)
+    )
     assert both.bytes == max(rolling, updating) + 2 * CONTEXT
 
 
@@ -106,7 +113,10 @@ def test_zero_and_a_split_engine_divide_what_a_gpu_holds() -> None:
     four, _ = loads(three, wide, gpus=8)
     config = RunConfig.model_validate(merged(SHORT, three))
     assert one.bytes - four.bytes == held(RunConfig.model_validate(SHORT)) * 3 // 4
-    assert four.bytes == held(config) + sizes.activation_bytes(config, SEVEN) + CONTEXT
+    assert (
+        four.bytes
+        == held(config) + sizes.activation_bytes(config, SEVEN, accelerated=True) + CONTEXT
+    )
 
 
 def test_critic_and_policy_that_train_at_once_share_one_gpu_s_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,24 +41,54 @@ def test_the_learner_s_memory_is_near_what_was_measured(budget: int, measured: f
 
 
 def test_checkpointing_and_chunks_save_memory() -> None:
-    plain = sizes.activation_bytes(config(), INFO)
-    light = config(learner={"gradient_checkpointing": True, "logprob_chunk": 256})
+    plain = sizes.activation_bytes(config(learner={"token_budget": 4096}), INFO)
+    light = config(
+        learner={"token_budget": 4096, "gradient_checkpointing": True, "logprob_chunk": 256}
+    )
     assert sizes.activation_bytes(light, INFO) < plain / 4
 
 
 @pytest.mark.parametrize(
-    ("changes", "micro_batches"),
+    ("learner", "budget", "micro_batches"),
     [
-        ({}, 8),  # 128 rollouts of 256 tokens, 16 in a micro-batch of 4096
-        ({"learner": {"minibatch_size": 32}}, 2),
-        ({"learner": {"ranks": 4}}, 2),
-        ({"learner": {"token_budget": 16}}, 128),  # a longer sequence is a micro-batch of its own
+        ({}, 4096, 8),  # 128 rollouts of 256 tokens, 16 in a micro-batch of 4096
+        ({"minibatch_size": 32}, 4096, 2),
+        ({"ranks": 4}, 4096, 2),
+        ({}, 16, 128),  # a longer sequence is a micro-batch of its own
     ],
 )
 def test_micro_batches_follow_from_the_token_budget(
-    changes: dict[str, Any], micro_batches: int
+    learner: dict[str, Any], budget: int, micro_batches: int
 ) -> None:
-    assert sizes.batch_sizes(config(**changes), 256).micro_batches == micro_batches
+    found = sizes.batch_sizes(config(learner=learner), 256, token_budget=budget)
+    assert found.micro_batches == micro_batches
+
+
+SMOLLM2 = replace(INFO, vocab_size=49152, hidden_size=576, layers=30, dtype="bfloat16")
+
+
+def test_a_micro_batch_on_a_cpu_keeps_about_a_gibibyte() -> None:
+    found = sizes.token_budget(config(), SMOLLM2, accelerated=False)
+    # (30 layers x 25 values of the width 576 + 49152 logits) x 2 bytes = 962,304 for each token
+    assert found == 2**30 // 962_304 == 1115
+    settings = config(learner={"token_budget": found})
+    assert sizes.activation_bytes(settings, SMOLLM2) == pytest.approx(2**30, rel=1e-3)
+
+
+def test_a_micro_batch_of_a_small_model_or_on_a_gpu_has_4096_tokens() -> None:
+    assert sizes.token_budget(config(), SMOLLM2, accelerated=True) == 4096
+    small = replace(INFO, vocab_size=259, hidden_size=96, layers=3)
+    assert sizes.token_budget(config(), small, accelerated=False) == 4096
+
+
+def test_a_micro_batch_of_a_large_model_on_a_cpu_is_not_tiny() -> None:
+    large = replace(SMOLLM2, hidden_size=4096, layers=32)
+    assert sizes.token_budget(config(), large, accelerated=False) == 512
+
+
+def test_a_token_budget_that_was_set_stands() -> None:
+    settings = config(learner={"token_budget": 3000})
+    assert sizes.token_budget(settings, SMOLLM2, accelerated=False) == 3000
 
 
 @pytest.mark.parametrize(

@@ -309,12 +309,13 @@ def free_port() -> int:
 
 KEPT_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**42),
+    "MALLOC_MMAP_THRESHOLD_": str(2**27),
     "MALLOC_TRIM_THRESHOLD_": str(2**42),
     "MALLOC_TOP_PAD_": str(2**26),
 }
 """Environment of a learner: glibc keeps what tensors leave behind. By default every large one is
-memory new from the kernel, which clears its pages one by one as they are touched."""
+memory new from the kernel, which clears its pages one by one as they are touched. What is as large
+as the model stays apart (128 MiB and more): it is made once, or would leave holes."""
 
 
 def _thread_env(threads: int) -> Mapping[str, Any]:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlx.core.engine.learner.adam_state import MOMENTS, adam_state
 from rlx.core.engine.learner.sharded import ShardedModel
 
-KEYS = ("fp32", "exp_avg", "exp_avg_sq")
+KEYS = ("fp32", *MOMENTS)
 """What there is of every element: the weight in full precision, first and second moment."""
 
 
@@ -94,8 +95,8 @@ _Piece = tuple[int, Tensor, dict[str, Tensor], Tensor]
 
 def _replicated(optimizer: Any, parameter: Any) -> _Piece:
     """Stage 0: torch's own optimizer, on whole parameters."""
-    state = _state(optimizer, parameter)
-    moments = {key: state[key].view(-1) for key in KEYS[1:]}
+    state = adam_state(optimizer, parameter)
+    moments = {key: state[key].view(-1) for key in MOMENTS}
     return 0, parameter.detach().view(-1), moments, state["step"]
 
 
@@ -125,17 +126,6 @@ def _sharded(optimizer: Any, parameter: Any) -> _Piece | None:
 def _range(
     optimizer: Any, flat: Tensor, start: int, count: int
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    state = _state(optimizer, flat)
-    moments = {key: state[key].narrow(0, start, count) for key in KEYS[1:]}
+    state = adam_state(optimizer, flat)
+    moments = {key: state[key].narrow(0, start, count) for key in MOMENTS}
     return flat.detach().narrow(0, start, count), moments, state["step"]
-
-
-def _state(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """Adam's state of a tensor, made as Adam makes it where no step was taken yet."""
-    state: dict[str, Tensor] = optimizer.state[parameter]
-    if not state:
-        device = parameter.device if optimizer.defaults.get("fused") else "cpu"
-        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-        for key in KEYS[1:]:
-            state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    return state

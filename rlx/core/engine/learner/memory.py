@@ -1,4 +1,4 @@
-"""How much of the vocabulary's width the memory holds at once."""
+"""Sizes that follow from what memory there is."""
 
 from __future__ import annotations
 
@@ -9,27 +9,50 @@ import torch
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.learner.model import Loaded
+from rlx.core.micro_batch import fitting_tokens, token_bytes
 
 SHARE = 16
 """Of the memory, one part in so many may be logits."""
 
 
-def with_known_chunk(
+def with_known_sizes(
     settings: LearnerConfig, loaded: Loaded[Any], device: torch.device
 ) -> LearnerConfig:
-    """The settings with a number for `logprob_chunk: auto`.
+    """The settings with numbers for `token_budget: auto` and `logprob_chunk: auto`.
 
-    It follows from what memory there is, not from what is free at the moment: pieces change the
-    rounding of a gradient, and a run must repeat.
+    They follow from the model and from what memory there is, not from what is free at the moment:
+    pieces change the rounding of a gradient, and a run must repeat.
     """
+    known = {
+        "token_budget": _token_budget(settings, loaded, device),
+        "logprob_chunk": _logprob_chunk(settings, loaded, device),
+    }
+    return settings.model_copy(update=known)
+
+
+def _token_budget(settings: LearnerConfig, loaded: Loaded[Any], device: torch.device) -> int:
+    if settings.token_budget != "auto":
+        return settings.token_budget
+    config = loaded.module.model.config.get_text_config()
+    each = token_bytes(
+        layers=getattr(config, "num_hidden_layers", None),
+        hidden=getattr(config, "hidden_size", None),
+        vocabulary=getattr(config, "vocab_size", None),
+        value=loaded.dtype.itemsize,
+        recomputed=settings.gradient_checkpointing,
+    )
+    return fitting_tokens(each, accelerated=device.type != "cpu")
+
+
+def _logprob_chunk(settings: LearnerConfig, loaded: Loaded[Any], device: torch.device) -> int:
     if settings.logprob_chunk != "auto":
-        return settings
+        return settings.logprob_chunk
     head = loaded.module.model.get_output_embeddings()
     chunk = 0
     if head is not None:
         row = head.weight.shape[0] * loaded.dtype.itemsize
         chunk = max(1, memory_of(device) // SHARE // row)
-    return settings.model_copy(update={"logprob_chunk": chunk})
+    return chunk
 
 
 def memory_of(device: torch.device) -> int:

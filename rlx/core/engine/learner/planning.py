@@ -38,9 +38,11 @@ def make_plan(
     """Pack this rank's share. All ranks call it together, unless `alone`.
 
     Args:
-        settings: with a number for `logprob_chunk`.
+        settings: with numbers for `token_budget` and `logprob_chunk`.
     """
     budget = settings.token_budget
+    assert budget != "auto"
+    assert settings.logprob_chunk != "auto"
     mine = (
         make_flat_micro_batches(batch, token_budget=budget, worth=packing.worth)
         if packing.flat
@@ -48,7 +50,6 @@ def make_plan(
             batch, row_tokens=settings.row_tokens, token_budget=budget, packed=packing.several
         )
     )
-    assert settings.logprob_chunk != "auto"
     chunks = [_chunks(micro.action_count, settings.logprob_chunk) for micro in mine]
     counts = (chunks, batch.action_count, batch.rollout_count)
     everyone = [counts] if alone else gather(counts)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlx.core.config import LearnerConfig
 from rlx.core.engine.learner.distributed import local_device
-from rlx.core.engine.learner.memory import with_known_chunk
+from rlx.core.engine.learner.memory import with_known_sizes
 from rlx.core.engine.learner.model import load_policy
 from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
@@ -35,7 +35,7 @@ class Scorer:
         loaded = load_policy(self._model, self._settings, self._temperature, local_device())
         self._policy = loaded.module.requires_grad_(False)
         self._packing = loaded.packing
-        self._settings = with_known_chunk(self._settings, loaded, local_device())
+        self._settings = with_known_sizes(self._settings, loaded, local_device())
         return loaded.facts()
 
     def score(self, batch: Packable) -> np.ndarray:

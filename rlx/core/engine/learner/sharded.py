@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlx.core.config import LearnerConfig
+from rlx.core.engine.learner.adam_state import make_states
 from rlx.core.engine.learner.lora import Adapter, WholeWeight
 from rlx.core.engine.learner.packing import MicroBatch
 from rlx.core.errors import NonFiniteError, UsageError
@@ -64,6 +65,9 @@ class ShardedModel:
             model_parameters=_parameter_groups(module, settings.weight_decay),
             config=_deepspeed_config(module, settings, stage=self.stage, dtype=dtype),
         )
+        if self.stage < 3:  # there DeepSpeed has done it
+            optimizer = self._engine.optimizer
+            make_states(getattr(optimizer, "optimizer", optimizer))
 
     def forward(self, micro: MicroBatch, **options: Any) -> tuple[Tensor, ...]:
         """What the module says of the action tokens [n] of a micro-batch."""
@@ -270,6 +274,8 @@ def _deepspeed_config(
             "immediate_grad_update": bf16,
         },
         "data_types": {"grad_accum_dtype": "fp32"},
+        # Else the float32 sums are rounded to bfloat16 once more, even on one rank.
+        "communication_data_type": "fp32",
         "zero_optimization": {
             "stage": stage,
             **(

@@ -36,7 +36,7 @@ from rlx.core.engine.learner.distributed import (
 )
 from rlx.core.engine.learner.gradients import TokenGradients, no_gradients
 from rlx.core.engine.learner.lora import Adapter
-from rlx.core.engine.learner.memory import with_known_chunk
+from rlx.core.engine.learner.memory import with_known_sizes
 from rlx.core.engine.learner.model import Loaded
 from rlx.core.engine.learner.packing import MicroBatch, Packable
 from rlx.core.engine.learner.planning import Plan, make_plan
@@ -140,7 +140,7 @@ class Training:
         loaded = load(local_device())
         facts = loaded.facts()
         self._packing = loaded.packing
-        self.settings = with_known_chunk(self.settings, loaded, local_device())
+        self.settings = with_known_sizes(self.settings, loaded, local_device())
         adapter = None
         if self.settings.lora.enabled:
             model, lora = loaded.module.model, self.settings.lora
