@@ -16,7 +16,7 @@ import pytest
 from rlx.core import calls, overdue, stalls
 from rlx.core.calls import Call, OverdueError
 from rlx.core.hooks import Hooks
-from rlx.core.stalls import driven
+from rlx.core.stalls import AgentBlockedError, Watched, begin, driven
 
 
 class Run:
@@ -150,6 +150,22 @@ def test_time_in_a_debugger_does_not_count():
     run = Run(timeout=0.3)
     watched(run, lambda: never(prompt["interaction"]))
     assert (run.told, run.stacks) == ([], 0)
+
+
+def test_agent_that_sleeps_in_the_main_thread_is_ended_at_its_time_out():
+    async def agent() -> None:
+        begin()
+        time.sleep(60)
+
+    async def main() -> None:
+        job = asyncio.ensure_future(agent())
+        with Watched(job, name="probe", task="one", timeout=0.4):
+            await job
+
+    started = time.monotonic()
+    with calls.interruptible(), pytest.raises(AgentBlockedError):
+        asyncio.run(main())
+    assert time.monotonic() - started < 10
 
 
 def test_observer_is_switched_off(caplog: pytest.LogCaptureFixture):
