@@ -74,6 +74,10 @@ class WorkerLostError(EngineError):
         return _rebuild_lost, (self.worker, self.what, self.hung), self.__dict__
 
 
+class ClusterLostError(EngineError):
+    """The Ray cluster itself is lost: no worker can be reached, and no new one be started."""
+
+
 class DivergedError(RlxError):
     """A metric was beyond its bound (`faults.bounds`) for too many steps.
 

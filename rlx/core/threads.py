@@ -7,6 +7,7 @@ the process alive for ever, and a pool whose threads all hang serves nobody.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import threading
@@ -86,6 +87,29 @@ async def within(timeout: float, work: Awaitable[T]) -> T:
         if scope.expired():
             raise CallTimeoutError from None
         raise
+
+
+def call_within(timeout: float, function: Callable[[], T]) -> T:
+    """Return `function()`, called in a thread of its own (blocking).
+
+    Raises:
+        CallTimeoutError: after `timeout` s; the call is left behind.
+    """
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def call() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    try:
+        return answer.result(timeout)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise CallTimeoutError from None
 
 
 class _Job:

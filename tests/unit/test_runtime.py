@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlx.core.config import RuntimeConfig
+from rlx.core.engine import ray_head
 from rlx.core.engine.inline_runtime import InlineRuntime
 from rlx.core.engine.ray_runtime import RayRuntime
 from rlx.core.engine.runtime import Runtime, WorkerSpec
@@ -139,3 +141,25 @@ def test_an_address_without_a_cluster_is_told_at_once():
         with pytest.raises(UsageError, match=f"no Ray cluster at {address}.*refused") as caught:
             runtime.connect()
     assert caught.value.where == "runtime.ray_address"
+
+
+@pytest.mark.parametrize("backlog", ["silent", "full"])
+def test_an_address_that_takes_connections_and_says_nothing_is_told_in_time(
+    backlog: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ray_head, "KNOCK", 0.5)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.socket() as server, contextlib.ExitStack() as waiting:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0 if backlog == "full" else 8)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for _ in range(4 if backlog == "full" else 0):
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        runtime = RayRuntime(RuntimeConfig(), logs=None, workers=1)
+        began = time.monotonic()
+        with pytest.raises(UsageError, match=f"no Ray cluster at {address}.*(timed out|answered)"):
+            runtime.connect()
+    assert time.monotonic() - began < 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
 from rlx.core.references import ComponentRef
 from rlx.core.shipping import shipped_modules
+from rlx.core.threads import DaemonThreads
 
 
 class Selected(Protocol):
@@ -67,6 +69,7 @@ class Crew:
         self._generation = 0
         """How often all workers were ended; who was to be replaced before is not any more."""
         self._store = ObjectStore()
+        self._threads = DaemonThreads("store")
         self.faults = FaultLedger(folder, status)
         self.facts: dict[str, Any] = {}
         """What each worker said of itself when it started."""
@@ -213,7 +216,11 @@ class Crew:
             use = by_host.get(spec.beside or spec.name)
             if isinstance(use, MemoryUse):  # a process that died is someone else's business
                 found.append((spec.role, use))
-        return {**memory_metrics(found), **await asyncio.to_thread(self._store.metrics)}
+        return {**memory_metrics(found), **await self._stored()}
+
+    async def _stored(self) -> dict[str, float]:
+        # Ray may wait for ever for a head that is lost; whoever calls gives up sooner.
+        return await self._threads.run(self._store.metrics, timeout=math.inf)
 
     def write_stacks(self, loop: asyncio.AbstractEventLoop) -> Path:
         """Write where all workers and the driver are, while the driver's loop is blocked; takes
@@ -224,6 +231,7 @@ class Crew:
     async def close(self) -> None:
         """End every worker and what they live in."""
         self._generation += 1
+        self._threads.close()
         if self._runtime is not None:
             await self._runtime.close()
 
@@ -242,6 +250,7 @@ class Crew:
             modules=sorted({*self._selection.shipped_modules(), *self._shipped_hooks()}),
             faults=self._config.faults,
             stacks=self._stacks,
+            where=lambda: self.faults.where,
         )
         await asyncio.to_thread(runtime.connect)
         return runtime

@@ -83,7 +83,8 @@ class RayPlacement:
             _wait(groups, layout, settings.patience)
             meets = {spec.name for spec in specs if spec.rank == 0 and _meets(spec)}
             spots = [
-                _look(made, group, meets) for made, group in zip(groups, layout.groups, strict=True)
+                _look(made, group, meets, settings.patience)
+                for made, group in zip(groups, layout.groups, strict=True)
             ]
             return cls(layout, groups, spots, hides=any(gpus), sleep_level=settings.sleep_level)
         except BaseException:
@@ -184,10 +185,11 @@ def _wait(groups: Sequence[Any], layout: Layout, patience: float) -> None:
         ) from None
 
 
-def _look(made: Any, group: Group, meets: set[str]) -> list[Spot]:
+def _look(made: Any, group: Group, meets: set[str], patience: float) -> list[Spot]:
     """Where every bundle is. Which GPUs are its own, and which ports are free where the ranks of a
     learner meet, only a process in the bundle can tell."""
     import ray
+    from ray.exceptions import GetTimeoutError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     look: Any = ray.remote(here)
@@ -204,7 +206,14 @@ def _look(made: Any, group: Group, meets: set[str]) -> list[Spot]:
         )
         asked = look.options(num_cpus=0, num_gpus=group.bundle_gpus, scheduling_strategy=strategy)
         spots.append(asked.remote())
-    return ray.get(spots)
+    try:
+        return ray.get(spots, timeout=patience)
+    except GetTimeoutError:
+        raise EngineError(
+            f"the cluster granted room for {' + '.join(group.roles)}, but no process has started "
+            f"there within {patience:g} s (placement.patience): `ray status` and Ray's logs on "
+            "those nodes say more"
+        ) from None
 
 
 def here() -> Spot:

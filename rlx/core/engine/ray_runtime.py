@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import gc
+import logging
+import math
 import os
-import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.core.config import FaultsConfig, PlacementConfig, RuntimeConfig
 from rlx.core.engine.actor_host import ActorHost
 from rlx.core.engine.depot import RayDepot
+from rlx.core.engine.ray_head import Head, HeadWatch, knock, unless
 from rlx.core.engine.ray_nodes import stacks_there
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
 from rlx.core.engine.runtime import WorkerSpec, neighbour
@@ -20,28 +24,17 @@ from rlx.core.engine.stacks import Suspect, dump_stacks
 from rlx.core.engine.watch import Patience, Watch
 from rlx.core.errors import EngineError, UsageError
 from rlx.core.openmp import openmp_environment
+from rlx.core.threads import CallTimeoutError, DaemonThreads, call_within
 
 if TYPE_CHECKING:
     from rlx.core.engine.ray_placement import RayPlacement
 
+_log = logging.getLogger(__name__)
 _TOKEN = Path.home() / ".ray" / "auth_token"
-_KNOCK = 10.0
-"""Seconds that the head of a cluster has to take a connection."""
-
-
-def _knock(address: str) -> None:
-    """Raise `ConnectionError` where nobody listens: Ray itself tries again for minutes.
-
-    Args:
-        address: `host:port`; anything else (`auto`, `ray://…`) is left to Ray.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK).close()
-    except OSError as error:
-        raise ConnectionError(str(error)) from error
+_JOIN = 180.0
+"""Seconds in which Ray joins a cluster whose head answers, files that are shipped included."""
+_LEAVE = 20.0
+"""Seconds that Ray has to end workers, and to leave a cluster or to end its own processes."""
 
 
 class RayRuntime:
@@ -57,8 +50,13 @@ class RayRuntime:
         placement: PlacementConfig = PlacementConfig(),
         faults: FaultsConfig = FaultsConfig(),
         stacks: Path | None = None,
+        where: Callable[[], str] = lambda: "",
     ) -> None:
-        """`stacks`: folder for the stacks of all workers, when one of them hangs."""
+        """
+        Args:
+            stacks: folder for the stacks of all workers, when one of them hangs.
+            where: the step and the phase that the run is at, for messages.
+        """
         self._settings = settings
         self._faults = faults
         self._stacks = stacks
@@ -69,6 +67,8 @@ class RayRuntime:
         self._placement: RayPlacement | None = None
         self._workers: list[RayWorker] = []
         self._started_ray = False
+        self._head = HeadWatch(faults, where=where)
+        self._threads = DaemonThreads("ray")
         self.depot = RayDepot()
 
     @property
@@ -77,7 +77,11 @@ class RayRuntime:
         return self._settings.ray_address or os.environ.get("RAY_ADDRESS") or None
 
     def connect(self) -> None:
-        """Start or join Ray (blocking, some seconds)."""
+        """Start or join Ray (blocking, some seconds).
+
+        Raises:
+            UsageError: there is no cluster at the address, or it does not let this process in.
+        """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -89,6 +93,8 @@ class RayRuntime:
 
         if ray.is_initialized():
             return
+        # Without a head it would end this process after a minute, without a word of ours.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
         # Ray reads its variables when it is imported, which vLLM may have done long ago.
         compiled: Any = ray._raylet
         compiled.Config.initialize("")
@@ -98,22 +104,38 @@ class RayRuntime:
             "include_dashboard": False,
         }
         if address:
-            remote_env = {"py_modules": self._modules} if self._modules else None
-            try:
-                _knock(address)
-                ray.init(address=address, runtime_env=remote_env, log_to_driver=False)
-            except ConnectionError as error:
-                raise UsageError(
-                    f"there is no Ray cluster at {address}: {first_line(error)}",
-                    where="runtime.ray_address" if self._settings.ray_address else "RAY_ADDRESS",
-                    fix="`ray start --head` first, or leave the address out for a Ray of the run's "
-                    "own",
-                ) from error
+            self._join(address)
         else:
             cpus = max(os.cpu_count() or 1, self._slots)
             # "local": without it, Ray joins whatever `ray start` has left on this machine.
             ray.init(address="local", num_cpus=cpus, object_store_memory=512 * 2**20, **common)
         self._started_ray = True
+
+    def _join(self, address: str) -> None:
+        import ray
+
+        env = {"py_modules": self._modules} if self._modules else None
+        init = functools.partial(ray.init, address, runtime_env=env, log_to_driver=False)
+        try:
+            knock(address)
+            call_within(_JOIN, init)
+        except (ConnectionError, CallTimeoutError) as error:
+            why = first_line(error)
+            if isinstance(error, CallTimeoutError):
+                why = f"it answers, but could not be joined within {_JOIN:g} s"
+            raise UsageError(
+                f"there is no Ray cluster at {address} that can be joined: {why}",
+                where="runtime.ray_address" if self._settings.ray_address else "RAY_ADDRESS",
+                fix="`ray status` on its head says whether it is well; `ray start --head` starts "
+                "one; without an address the run has a Ray of its own",
+            ) from None
+
+    def _watch_head(self) -> None:
+        """From now on a head that is lost fails what waits for the cluster."""
+        import ray
+
+        context = ray.get_runtime_context()
+        self._head.start(Head(context.gcs_address), context.get_node_id())
 
     async def seat(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         """Reserve nodes and GPUs; on a machine of one's own without GPUs there is no choice."""
@@ -121,15 +143,18 @@ class RayRuntime:
 
         from rlx.core.engine.ray_placement import RayPlacement
 
+        self._watch_head()
         if self._placement is None and (self._address or ray.cluster_resources().get("GPU")):
-            self._placement = await asyncio.to_thread(
-                RayPlacement.reserve, specs, self._placement_settings
+            reserve = functools.partial(RayPlacement.reserve, specs, self._placement_settings)
+            self._placement = await unless(
+                self._head.lost, self._threads.run(reserve, timeout=math.inf)
             )
         return self._placement.settle(specs) if self._placement else list(specs)
 
     async def start(self, spec: WorkerSpec) -> RayWorker:
+        self._watch_head()
         beside = neighbour(self._workers, spec)
-        process = beside.process if beside else self._process(spec)
+        process = beside.process if beside else await self._process(spec)
         worker = RayWorker(spec.name, process)
         self._workers.append(worker)
         try:
@@ -137,23 +162,25 @@ class RayRuntime:
                 await self._located(worker)
             await worker.answer(process.actor.construct.remote(spec), "start")
         except BaseException:
-            worker.process.kill()
+            await self._in_time(worker.process.kill)
             raise
         return worker
 
     async def _located(self, worker: RayWorker) -> None:
         limit = self._faults.start_timeout
         try:
-            await asyncio.wait_for(worker.located(), limit)
+            await asyncio.wait_for(unless(self._head.lost, worker.located()), limit)
         except TimeoutError:
             raise EngineError(
                 f"Ray has found no place for the worker '{worker.name}' for {limit:g} s "
                 "(faults.start_timeout): `ray status` says what the cluster has and what it lacks"
             ) from None
 
-    def _process(self, spec: WorkerSpec) -> RayProcess:
+    async def _process(self, spec: WorkerSpec) -> RayProcess:
         faults = self._faults
-        actor = self._actor(spec)
+        # Ray asks the head for it, and waits for the answer.
+        asked = self._threads.run(self._actor, spec, timeout=faults.start_timeout)
+        actor = await unless(self._head.lost, asked)
         patience = Patience(
             every=faults.heartbeat,
             answer=spec.answer_timeout or faults.answer_timeout,
@@ -163,7 +190,8 @@ class RayRuntime:
         async def report(why: str) -> str:
             return await self._report(spec.name, why)
 
-        return RayProcess(actor, Watch(actor.pulse.remote, patience, report))
+        watch = Watch(actor.pulse.remote, patience, report, lost=self._head.lost)
+        return RayProcess(actor, watch)
 
     async def _report(self, name: str, why: str) -> str:
         """Write down where all workers are, because one hangs; returns where that is."""
@@ -201,27 +229,51 @@ class RayRuntime:
         ).remote(spec.name, log)
 
     async def end(self, worker: RayWorker) -> None:
-        worker.process.kill()
         self._workers.remove(worker)
-        await worker.process.gone()
+        await self._end([worker.process])
 
     async def end_all(self) -> None:
         """End every worker; others can be started then."""
-        processes = {worker.process for worker in self._workers}
-        for worker in reversed(self._workers):
-            worker.process.kill()
+        processes = {worker.process for worker in reversed(self._workers)}
         self._workers.clear()
+        await self._end(list(processes))
+
+    async def _end(self, processes: Sequence[RayProcess]) -> None:
+        def kill() -> None:
+            for process in processes:
+                process.kill()
+
+        await self._in_time(kill)
         await asyncio.gather(*(process.gone() for process in processes))
 
     async def close(self) -> None:
+        self._head.close()
+        await self.end_all()
+        if not await self._in_time(self._leave):
+            import ray
+
+            atexit.unregister(ray.shutdown)  # it would wait again
+        self._threads.close()
+
+    def _leave(self) -> None:
         import ray
 
-        await self.end_all()
         if self._placement is not None:
             self._placement.release()
             self._placement = None
         self.depot.close()
         gc.collect()  # references to Ray objects must not outlive Ray
         if self._started_ray:
-            await asyncio.to_thread(ray.shutdown)
+            ray.shutdown()
             self._started_ray = False
+
+    async def _in_time(self, function: Callable[[], None]) -> bool:
+        """Whether Ray has done it within `_LEAVE`; a cluster whose head is lost may never."""
+        from ray.exceptions import RayError
+
+        try:
+            await self._threads.run(function, timeout=_LEAVE)
+        except (CallTimeoutError, RayError) as error:
+            _log.warning("Ray has not ended what it was to end: %s", error)
+            return False
+        return True

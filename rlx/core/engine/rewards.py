@@ -14,7 +14,7 @@ from rlx.core.engine.interfaces import RewardReply
 from rlx.core.engine.reward_compose import Composed, RewardComposer
 from rlx.core.engine.reward_worker import RewardWorker
 from rlx.core.engine.trace import BusyClock
-from rlx.core.errors import ComponentError, EngineError, WorkerLostError
+from rlx.core.errors import ClusterLostError, ComponentError, EngineError, WorkerLostError
 from rlx.core.references import ComponentRef
 from rlx.core.rewards import RewardInputs, reward_inputs_of
 from rlx.core.rollouts import Rollout
@@ -146,7 +146,7 @@ class RewardRunner:
             except EngineError as error:
                 if self._replace is None:
                     raise
-                await self._renew(index, worker, _reason(error))
+                await self._renew(index, worker, _loss(error))
 
     async def close(self) -> None:
         """Give up what is still running."""
@@ -201,7 +201,7 @@ class RewardRunner:
         except EngineError as error:
             if self._replace is None:
                 raise
-            await self._renew(index, worker, _reason(error))
+            await self._renew(index, worker, _loss(error))
             if len(groups) > 1:
                 return [table for g in groups for table in await self._score(index, [g])]
             if again:  # it may have been another call that killed the worker
@@ -216,7 +216,7 @@ class RewardRunner:
         try:
             stuck = await worker.call("stuck")
         except EngineError as error:  # it was lost after it had answered
-            await self._renew(index, worker, _reason(error))
+            await self._renew(index, worker, _loss(error))
             return
         if stuck >= self._policy.concurrency:
             await self._renew(index, worker, f"is full: {stuck} calls of rewards in it hang")
@@ -246,8 +246,10 @@ class _Waiting:
     replies: asyncio.Future[list[list[RewardReply]]]
 
 
-def _reason(error: EngineError) -> str:
-    """What became of a worker, to be said after its name."""
+def _loss(error: EngineError) -> str:
+    """What became of a worker, to be said after its name; raises where none can replace it."""
+    if isinstance(error, ClusterLostError):
+        raise error
     return error.what if isinstance(error, WorkerLostError) else str(error)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlx.core.errors import WorkerLostError
+from rlx.core.errors import ClusterLostError, WorkerLostError
 
 T = TypeVar("T")
 _START = "start"
@@ -46,6 +46,7 @@ class Watch:
         ask: the worker's pulse.
         report: told the verdict once, before the calls fail; returns what is to be added to it
             (where the stacks are).
+        lost: done with what is wrong when no worker can be reached any more.
     """
 
     def __init__(
@@ -53,10 +54,13 @@ class Watch:
         ask: Callable[[], Awaitable[int]],
         patience: Patience,
         report: Callable[[str], Awaitable[str]],
+        *,
+        lost: asyncio.Future[str] | None = None,
     ) -> None:
         self._ask = ask
         self._patience = patience
         self._report = report
+        self._lost = lost
         self.running: dict[asyncio.Future[Any], str] = {}
         """Calls that are waited for → method."""
         self._finished = 0
@@ -65,7 +69,12 @@ class Watch:
         self._hangs = False
 
     async def result(self, answer: Awaitable[T], *, worker: str, method: str) -> T:
-        """Await a call's answer; raises `WorkerLostError` when the worker hangs."""
+        """Await a call's answer.
+
+        Raises:
+            WorkerLostError: the worker hangs.
+            ClusterLostError: no worker can be reached any more.
+        """
         if self._verdict is None:
             self._verdict = asyncio.get_running_loop().create_future()
         call: asyncio.Future[Any] = asyncio.ensure_future(answer)
@@ -74,9 +83,13 @@ class Watch:
             self._asking = asyncio.ensure_future(self._ask_on())
         try:
             either: set[asyncio.Future[Any]] = {call, self._verdict}
+            if self._lost is not None:
+                either.add(self._lost)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
                 return call.result()
+            if self._lost is not None and self._lost.done():
+                raise ClusterLostError(self._lost.result())
             what = f"hangs in '{method}': {self._verdict.result()}"
             raise WorkerLostError(worker, what, hung=True)
         finally:
