@@ -45,6 +45,7 @@ def print_simulation(
         ranks=config.learner.ranks,
         max_staleness=rollout.max_staleness,
         partial_rollout=rollout.partial_rollout,
+        max_in_flight=rollout.max_in_flight,
         max_running=rollout.max_running,
     )
     shapes = [

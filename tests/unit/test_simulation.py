@@ -72,6 +72,16 @@ def test_sequences_beyond_what_runs_at_once_wait() -> None:
     assert play(max_running=4).step == pytest.approx(2.0 + 4.0)
 
 
+@pytest.mark.parametrize(("bound", "step"), [(1, 4.0), (2, 2.0), (3, 4 / 3)])
+def test_groups_beyond_what_may_be_in_flight_wait(bound: int, step: float) -> None:
+    """Every group takes a second, however many run; a step takes four of them."""
+    times = timings(update=0.0)
+    ahead = {"groups": 4, "max_staleness": 1, "partial_rollout": True}
+    assert play(times, **ahead, max_in_flight=bound).step == pytest.approx(step, rel=0.06)
+    assert play(times, **ahead).step < 4 / 3 - 0.1
+    assert play(times, groups=4, max_in_flight=bound).step == play(times, groups=4).step
+
+
 def test_prefill_is_shared_by_a_group() -> None:
     assert play(timings(prompt_tokens=100, prefill_per_token=0.001)).step == pytest.approx(5.2)
 

@@ -30,6 +30,7 @@ class Shape:
     ranks: int
     max_staleness: int = 0
     partial_rollout: bool = False
+    max_in_flight: int | None = None
     max_running: int = 256
 
 
@@ -94,7 +95,10 @@ class _Loop:
         shape = self._shape
         ahead = self._collected + len(self._ready) + len(self._running)
         bound = (shape.max_staleness + self._version + 1) * shape.groups
-        for _ in range(max(bound - ahead, 0)):
+        room = bound - ahead
+        if shape.max_staleness and shape.max_in_flight is not None:
+            room = min(room, shape.max_in_flight - len(self._running))
+        for _ in range(max(room, 0)):
             group = _Group(self._started, self._version, shape.group_size)
             self._started += 1
             self._running[group.number] = group
