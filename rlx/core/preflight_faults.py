@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlx.core.config import RunConfig
+from rlx.core.metric_names import misspelt
 from rlx.core.preflight_case import Case, Finding, error, warning
+from rlx.core.references import ComponentRef
+from rlx.core.registry import BUILTIN
 
+_FAMILIES: Mapping[str, set[str]] = {
+    "rewards": {"reward"},
+    "losses": {"policy"},
+    "corrections": {"policy", "correction"},
+    "objectives": {"train"},
+    "trackers": set(),
+}
+"""Kind of component → families that metrics of its own may be in; other kinds': any."""
 _EVERY = "`--checkpoint-every N`"
 
 
 def check_faults(case: Case) -> Iterator[Finding]:
     """Yield what is wrong with `faults.*`, and what has no effect."""
     config = case.config
+    yield from bounds_findings(config.faults.bounds, case.selection.components)
     yield from restart_findings(config)
     if config.faults.divergence == "rollback":
         if not config.checkpoint.every:
@@ -27,6 +39,19 @@ def check_faults(case: Case) -> Iterator[Finding]:
                 "faults.divergence",
                 "`stop`, or a run with an engine",
             )
+
+
+def bounds_findings(bounds: Iterable[str], components: Sequence[ComponentRef]) -> Iterator[Finding]:
+    """Names that can only be misspelt. Whatever else no step has is told after the first one."""
+    for name in bounds:
+        family = name.partition("/")[0]
+        own = [ref.name for ref in components]
+        foreign = {ref.kind for ref in components if ref.distribution != BUILTIN}
+        if any(family in _FAMILIES.get(kind, {family}) for kind in foreign):
+            own.append(family)
+        if (meant := misspelt(name, own)) is not None:
+            hint = f"did you mean {meant!r}?" if meant else "docs/metrics.md lists them"
+            yield error(f"faults.bounds: there is no metric {name!r}", "faults.bounds", hint)
 
 
 def restart_findings(config: RunConfig) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from rlx.core.models import ModelInfo
 from rlx.core.offline.selection import OfflineSelection
 from rlx.core.preflight import raise_errors, warmup_findings
 from rlx.core.preflight_case import Finding, error, warning
-from rlx.core.preflight_faults import restart_findings
+from rlx.core.preflight_faults import bounds_findings, restart_findings
 from rlx.core.preflight_folder import check_place, folder_complaints
 from rlx.core.preflight_libraries import check_libraries
 from rlx.core.preflight_lora import lora_complaints, resumed_complaints
@@ -38,6 +38,7 @@ def check_offline(
     findings = [
         *_modules(config),
         *check_libraries(selection.components),
+        *bounds_findings(config.faults.bounds, selection.components),
         *_sizes(config, info),
         *_wishes(config, selection),
         *lora_complaints(config, info),
