@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
+import signal
 import sys
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rlx.core.errors import UsageError, did_you_mean
+from rlx.core.errors import RunInterrupted, UsageError, did_you_mean
 from rlx.core.openmp import openmp_environment
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def main() -> NoReturn:
 
 
 def _exit_code() -> int:
-    from rlx.cli.output import print_failure, print_usage_error, show_warning
+    from rlx.cli.output import print_failure, print_notice, print_usage_error, show_warning
 
     python_way = warnings.showwarning
 
@@ -154,6 +155,9 @@ def _exit_code() -> int:
             return 1
         print_usage_error(damaged)
         return 2
+    except RunInterrupted as stop:
+        print_notice(str(stop))
+        return 128 + (stop.signal or signal.SIGINT)
     except Exception as error:
         print_failure(error)
         return 1

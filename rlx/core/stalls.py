@@ -76,8 +76,10 @@ class _Loop:
     """The call of the last look."""
     held: float = 0.0
     """Seconds that it has taken."""
-    warned_of: Call | None = None
-    ending: Call | None = None
+    named: bool = False
+    """Whether the log has named it."""
+    ending: bool = False
+    """Whether a thread is at ending it."""
 
 
 _lock = threading.Lock()
@@ -180,17 +182,26 @@ def blocking(loop: asyncio.AbstractEventLoop, thread: int) -> str:
     return f"{agent} has not returned" if agent else "the driver is busy"
 
 
-def end_blocking(loop: asyncio.AbstractEventLoop, thread: int, error: Exception) -> bool:
-    """Try to end what a loop is blocked by: a component's call with `error`, an agent with
-    `CallEnded`. Returns whether it is one of them."""
+def blocker(loop: asyncio.AbstractEventLoop, thread: int) -> Call | asyncio.Task[Any] | None:
+    """The component's call or the agent that a loop, which runs in `thread`, is in."""
     call = calls.under_way(thread)
     if call is not None:
-        call.end(thread, error)
-        return True
+        return call
     job, agent = _blocked_by(loop, thread)
-    if agent is not None:
-        _end_agent(loop, thread, job, CallEnded)
-    return agent is not None
+    return job if agent is not None else None
+
+
+def end_blocking(
+    loop: asyncio.AbstractEventLoop,
+    thread: int,
+    what: Call | asyncio.Task[Any],
+    error: Exception,
+) -> None:
+    """Try to end a component's call with `error`, or an agent with `CallEnded`."""
+    if isinstance(what, Call):
+        what.end(thread, error)
+    else:
+        _end_agent(loop, thread, what, CallEnded)
 
 
 def _watch() -> None:
@@ -212,6 +223,7 @@ def _look(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
     call = calls.under_way(state.thread)
     if call is not state.call:
         state.call, state.held = call, 0.0
+        state.named = state.ending = False
     if not state.asked:
         _ask(loop, state)
         return
@@ -242,13 +254,13 @@ def _ask(loop: asyncio.AbstractEventLoop, state: _Loop) -> None:
 
 def _look_at_call(loop: asyncio.AbstractEventLoop, state: _Loop, call: Call) -> None:
     run = state.run
-    if state.held >= _WARN_AFTER and state.warned_of is not call:
-        state.warned_of = call
+    if state.held >= _WARN_AFTER and not state.named:
+        state.named = True
         blocked = f"{call.who} has not returned for {state.held:.0f} s, and all else waits"
         ends = f" (ended after {run.timeout:g} s)" if run is not None and run.ends else ""
         _warn(run, f"{blocked}{ends}:\n{calls.stack(call, state.thread)}")
-    if run is not None and state.held >= run.timeout and state.ending is not call:
-        state.ending = call
+    if run is not None and state.held >= run.timeout and not state.ending:
+        state.ending = True
         threading.Thread(
             target=end_call, args=(loop, state.thread, call, run), name="rlx-overdue", daemon=True
         ).start()

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rlx.cli import main
+from rlx.core.errors import RunInterrupted
+
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "tensorboard")
 COMMANDS = ("train", "plan", "doctor", "plugins", "runs", "export")
 LIMIT = 2.0
@@ -158,3 +161,14 @@ def test_an_unknown_command_gets_a_suggestion() -> None:
     assert done.returncode == 2
     assert "did you mean 'train'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_interrupted_command_exits_as_one_that_its_signal_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupted(**_: object) -> None:
+        raise RunInterrupted("stopped by SIGTERM", signal=15)
+
+    monkeypatch.setattr(main, "app", interrupted)
+    assert main._exit_code() == 143
+    assert capsys.readouterr().err == "note: stopped by SIGTERM\n"

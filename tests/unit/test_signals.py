@@ -8,15 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 
-from rlx.core.calls import Call
+from rlx.core.calls import Call, CallEnded
 from rlx.core.engine import signals as module
 from rlx.core.engine.signals import Signals
 from rlx.core.errors import RunInterrupted
+from rlx.core.stalls import Watched, begin
 
 
 @pytest.fixture
@@ -26,7 +27,6 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(module, "end_now", found.append)
     monkeypatch.setattr(module, "_STOP_SECONDS", 0.6)
     monkeypatch.setattr(module, "_BLOCKED_SECONDS", 0.2)
-    monkeypatch.setattr(module, "_LOOK_EVERY", 0.05)
     return found
 
 
@@ -105,6 +105,31 @@ def test_component_that_blocks_the_loop_is_ended_by_the_first_signal(
     assert time.monotonic() - started < 5
     assert cuts == []
     assert "step 3, advantage: estimator 'never' has not returned" in capfd.readouterr().err
+
+
+def test_agents_that_block_one_after_the_other_are_all_ended(cuts: list[int]):
+    ended: list[int] = []
+
+    async def agent(number: int) -> None:
+        begin()
+        try:
+            time.sleep(60)
+        except BaseException:
+            ended.append(number)
+            raise
+
+    async def work(signals: Signals, told: list[int]) -> None:
+        send(signal.SIGINT, after=0.1)
+        with ExitStack() as watched:
+            jobs = [asyncio.ensure_future(agent(number)) for number in range(5)]
+            for number, job in enumerate(jobs):
+                one = Watched(job, name="probe", task=str(number), timeout=60.0)
+                watched.enter_context(one)
+            await asyncio.wait(jobs)
+        assert [type(job.exception()) for job in jobs] == [CallEnded] * 5
+
+    assert during(work) == [signal.SIGINT]
+    assert (ended, cuts) == ([0, 1, 2, 3, 4], [])
 
 
 def test_what_can_not_be_ended_is_cut_at_the_deadline(cuts: list[int]):

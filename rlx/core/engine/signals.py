@@ -36,7 +36,12 @@ _STOP_SECONDS = 9.0
 """After this long an interrupted run ends whatever it is waiting for, unless it saves its work."""
 _BLOCKED_SECONDS = 3.0
 """After this long what blocks the loop is ended, so that the rest of the time is for the end."""
-_LOOK_EVERY = 0.25
+_AGAIN = 1.0
+"""Seconds between two exceptions in the same component."""
+_LOOK_EVERY = 0.02
+"""Often, because each of very many agents may block the loop once more before it is cancelled."""
+_MOST = 1.0
+"""Seconds that may pass between two looks and still count: the process may be stopped."""
 
 
 class Signals:
@@ -71,7 +76,11 @@ class Signals:
         self._stop_timeout = stop_timeout
         self._taken = False
         """Whether the loop has called `first`."""
+        self._asked = False
+        """Whether the loop was asked for a sign of life that has not come yet."""
         self._told = False
+        self._ended: tuple[object, float] = (None, 0.0)
+        """What was ended last, and when."""
         self._over = threading.Event()
         self._undo = ExitStack()
         self._others = -1
@@ -125,7 +134,7 @@ class Signals:
             self._write.send(bytes([number]))
 
     def _serve(self) -> None:
-        waited = idle = 0.0
+        waited = idle = silent = 0.0
         looked = time.monotonic()
         while not self._over.is_set():
             for number in self._arrived(None if self.number is None else _LOOK_EVERY):
@@ -137,13 +146,14 @@ class Signals:
                 with suppress(RuntimeError):  # the loop has closed
                     self._loop.call_soon_threadsafe(self._take)
             now = time.monotonic()
-            # Of a process that was stopped in between only a moment counts.
-            passed, looked = min(now - looked, 4 * _LOOK_EVERY), now
+            passed, looked = min(now - looked, _MOST), now
             if self.number is None or self._over.is_set():
                 continue
             waited += passed
             idle = 0.0 if self._saving() else idle + passed
-            self._unblock(idle)
+            silent = silent + passed if self._asked else self._ask()
+            if self._is_held(idle, silent):
+                self._unblock(idle)
             if idle >= _STOP_SECONDS or waited >= self._stop_timeout:
                 self._cut(f"no end in order within {waited:.0f} s")
                 return
@@ -163,23 +173,45 @@ class Signals:
         assert self.number is not None
         self._first(self.number)
 
+    def _ask(self) -> float:
+        """Ask the loop for a sign of life; returns 0."""
+
+        def alive() -> None:
+            self._asked = False
+
+        self._asked = True
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(alive)
+        return 0.0
+
+    def _is_held(self, idle: float, silent: float) -> bool:
+        """Whether something keeps the loop from ending in order: what ran when the signal came,
+        later a component that is told of the end, for longer, or an agent that goes on."""
+        if not self._taken:
+            return idle >= _BLOCKED_SECONDS
+        if calls.under_way(self._main) is not None:
+            return idle >= 2 * _BLOCKED_SECONDS
+        return silent > _LOOK_EVERY
+
     def _unblock(self, idle: float) -> None:
-        """End the component or agent that keeps the loop from ending in order: one that ran when
-        the signal came before one that is told of the end."""
-        blocked = not self._taken or calls.under_way(self._main) is not None
-        if not blocked or idle < (2 if self._taken else 1) * _BLOCKED_SECONDS:
+        """End the component or agent that holds the loop; the same one again only after a while,
+        in which it may clean up."""
+        now, blocker = time.monotonic(), stalls.blocker(self._loop, self._main)
+        if blocker is self._ended[0] and now - self._ended[1] < _AGAIN:
             return
-        what = stalls.blocking(self._loop, self._main)
-        name = stopped_by(self.number)
-        error = RunInterrupted(f"{name} while {what}", signal=self.number)
-        ends = stalls.end_blocking(self._loop, self._main, error)
-        if not self._told:
+        self._ended = (blocker, now)
+        name, what = stopped_by(self.number), stalls.blocking(self._loop, self._main)
+        if not self._told and (blocker is not None or not self._taken):
             self._told = True
+            ended = "" if blocker is None else ", and is ended now"
             tell(
-                f"{name}: {self._where()}: {what}{', and is ended now' if ends else ''}; if that "
-                f"does not lead to an end in order, the run is cut in "
-                f"{max(_STOP_SECONDS - idle, 0):.0f} s, or by a second signal ({self._saved()})"
+                f"{name}: {self._where()}: {what}{ended}; if that does not lead to an end in "
+                f"order, the run is cut in {max(_STOP_SECONDS - idle, 0):.0f} s, or by a second "
+                f"signal ({self._saved()})"
             )
+        if blocker is not None:
+            error = RunInterrupted(f"{name} while {what}", signal=self.number)
+            stalls.end_blocking(self._loop, self._main, blocker, error)
 
     def _cut(self, why: str) -> None:
         what = "" if self._taken else f": {stalls.blocking(self._loop, self._main)}"
