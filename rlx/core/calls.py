@@ -51,21 +51,21 @@ class Call:
         observer: one that is switched off when it fails, and the run goes on.
     """
 
-    __slots__ = ("_thread", "code", "error", "observer", "who")
+    __slots__ = ("_thread", "error", "maker", "observer", "who")
 
     def __init__(self, who: str, *, observer: bool = False) -> None:
         self.who = who
         self.observer = observer
         self.error: Exception | None = None
         """What the call is to be ended with."""
-        self.code: CodeType | None = None
+        self.maker: CodeType | None = None
         """Of the function that made the call."""
         self._thread: int | None = None
 
     def __enter__(self) -> Call:
         thread = threading.get_ident()
         if thread not in _under_way:
-            self.code = sys._getframe(1).f_code
+            self.maker = sys._getframe(1).f_code
             self._thread = thread
             _under_way[thread] = self
         return self
@@ -166,7 +166,7 @@ def _inside(call: Call, thread: int) -> list[FrameType]:
     """The frames of a call, the innermost first."""
     inside: list[FrameType] = []
     frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not call.code:
+    while frame is not None and frame.f_code is not call.maker:
         inside.append(frame)
         frame = frame.f_back
     while inside and _is_core(inside[-1]):
