@@ -49,6 +49,7 @@ def test_signal_ends_the_run_with_a_checkpoint(
     seconds = time.monotonic() - started
     assert code == 128 + number, (workspace / "log.txt").read_text()[-3000:]
     assert seconds < 10
+    assert "SIGTERM received at" not in (workspace / "log.txt").read_text()
     assert left_over(children) == []
     checkpoint = latest_checkpoint(workspace / "out/checkpoints")
     assert checkpoint is not None

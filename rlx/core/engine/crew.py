@@ -20,6 +20,7 @@ from rlx.core.engine.ray_nodes import stacks_there
 from rlx.core.engine.ray_runtime import RayRuntime
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.runtime import Runtime, Worker, WorkerHooks, WorkerSpec
+from rlx.core.engine.signals import install_again
 from rlx.core.engine.stacks import dump_stacks
 from rlx.core.errors import EngineError, WorkerLostError
 from rlx.core.plugins import PluginSystem
@@ -253,4 +254,5 @@ class Crew:
             where=lambda: self.faults.where,
         )
         await asyncio.to_thread(runtime.connect)
+        install_again()
         return runtime

@@ -96,14 +96,19 @@ class Signals:
         self._others = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         self._undo.callback(self._stop)
         for number in _NUMBERS:
-            before = signal.signal(number, self._noted)
-            signal.siginterrupt(number, False)
+            before = signal.getsignal(number)
             self._undo.callback(signal.signal, number, before or signal.SIG_DFL)
+        self._install()
         self._undo.enter_context(calls.interruptible())
         self._thread = threading.Thread(target=self._serve, name="rlx-signals", daemon=True)
         self._thread.start()
         _open.append(self)
         return self
+
+    def _install(self) -> None:
+        for number in _NUMBERS:
+            signal.signal(number, self._noted)
+            signal.siginterrupt(number, False)
 
     def __exit__(
         self,
@@ -222,6 +227,14 @@ class Signals:
 
 _open: list[Signals] = []
 """Contexts that are entered."""
+
+
+def install_again() -> None:
+    """Put the handlers back that a library has replaced in C, past Python's books: those of Ray
+    print the stack of a healthy process."""
+    if threading.current_thread() is threading.main_thread():
+        for signals in _open:
+            signals._install()
 
 
 def _forget() -> None:
