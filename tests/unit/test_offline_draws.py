@@ -132,7 +132,7 @@ def test_pairs_share_a_micro_batch(packed: bool) -> None:
 
 
 def test_pair_beyond_the_budget_has_a_micro_batch_of_its_own() -> None:
-    batch = made([100, 90, 5, 6], per_row=2)
+    batch = made([100, 100, 5, 6], per_row=2)
     blocks = make_micro_batches(batch, row_tokens=64, token_budget=64)
     assert sorted(sorted(block.sequences.tolist()) for block in blocks)[0] == [0, 1]
 

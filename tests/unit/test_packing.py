@@ -38,14 +38,14 @@ def make_batch(shape: list[tuple[int, list[bool]]]) -> TrainBatch:
     )
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("packed", "whole"), [(True, False), (False, False), (True, True)])
 @given(shape=shapes, row_tokens=st.integers(8, 64), budget=st.integers(16, 256))
 def test_every_action_token_is_predicted_once_from_the_token_before_it(
-    packed: bool, shape: list[tuple[int, list[bool]]], row_tokens: int, budget: int
+    packed: bool, whole: bool, shape: list[tuple[int, list[bool]]], row_tokens: int, budget: int
 ) -> None:
     batch = make_batch(shape)
     micro_batches = make_micro_batches(
-        batch, row_tokens=row_tokens, token_budget=budget, packed=packed
+        batch, row_tokens=row_tokens, token_budget=budget, packed=packed, whole=whole
     )
     seen = np.zeros(batch.action_count, np.int64)
     starts = np.cumsum(batch.lengths) - batch.lengths
@@ -117,6 +117,15 @@ def test_rows_of_short_sequences_are_short() -> None:
     widths = [max(int(lengths[row].sum()) for row in block) for block in blocks]
     assert widths[0] == 510
     assert widths[-1] == 20
+
+
+def test_tokens_that_predict_no_action_token_are_laid_out_on_demand_only() -> None:
+    batch = make_batch([(2, [True, True, False]), (3, [True])])
+    settings = {"row_tokens": 64, "token_budget": 64}
+    (micro,) = make_micro_batches(batch, **settings)
+    assert sorted(micro.tokens[micro.tokens > 0]) == [1, 2, 3, 6, 7, 8]
+    (whole,) = make_micro_batches(batch, **settings, whole=True)
+    assert sorted(whole.tokens[whole.tokens > 0]) == [*range(1, 10)]
 
 
 def test_batch_without_action_tokens_needs_no_micro_batch() -> None:

@@ -82,33 +82,47 @@ def test_a_prompt_stands_once_however_many_rollouts_go_on_from_it() -> None:
     prompt = list(range(1, 21))
     batch = make_batch([[[*prompt, 50 + index, 7, 8] for index in range(6)]])
     (micro,) = make_flat_micro_batches(batch, token_budget=1000, worth=1)
-    assert micro.tokens.size == 20 + 6 * 3
+    assert micro.tokens.size == 20 + 6 * 2
     assert micro.layout is not None
-    assert micro.layout.stems.tolist() == [[0, 20, 38]]
+    assert micro.layout.stems.tolist() == [[0, 20, 32]]
     (apart,) = make_flat_micro_batches(batch, token_budget=1000, worth=None)
-    assert apart.tokens.size == 6 * 23
+    assert apart.tokens.size == 6 * 22
 
 
 def test_sharing_less_than_is_worth_it_is_left_out() -> None:
     batch = make_batch([[[1, 2, 3, 50 + index, 9] for index in range(4)]])
     (shared,) = make_flat_micro_batches(batch, token_budget=1000, worth=9)
     (apart,) = make_flat_micro_batches(batch, token_budget=1000, worth=10)
-    assert (shared.tokens.size, apart.tokens.size) == (20 - 9, 20)
+    assert (shared.tokens.size, apart.tokens.size) == (16 - 9, 16)
 
 
 def test_a_group_larger_than_a_micro_batch_has_its_prompt_in_each() -> None:
     prompt = list(range(1, 21))
     batch = make_batch([[[*prompt, 50 + index, 7, 8] for index in range(6)]])
     sizes = [
-        micro.tokens.size for micro in make_flat_micro_batches(batch, token_budget=30, worth=1)
+        micro.tokens.size for micro in make_flat_micro_batches(batch, token_budget=27, worth=1)
     ]
-    assert sizes == [29, 29]
+    assert sizes == [26, 26]
+
+
+def test_tokens_that_predict_no_action_token_are_laid_out_on_demand_only() -> None:
+    batch = dataclasses.replace(
+        make_batch([[[1, 2, 3, 4, 5, 6], [1, 2, 7, 8]]]),
+        action_lengths=np.array([2, 1]),
+        action_positions=np.array([2, 3, 2]),
+    )
+    (micro,) = make_flat_micro_batches(batch, token_budget=1000, worth=None)
+    assert micro.tokens.tolist() == [[1, 2, 3, 1, 2]]
+    assert micro.targets.tolist() == [3, 4, 7]
+    (whole,) = make_flat_micro_batches(batch, token_budget=1000, worth=None, whole=True)
+    assert whole.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 1, 2, 7, 8]]
+    assert whole.targets.tolist() == [3, 4, 7]
 
 
 def test_other_groups_share_nothing() -> None:
     batch = make_batch([[[1, 2, 3, 4, 5]], [[1, 2, 3, 4, 6]]])
     (micro,) = make_flat_micro_batches(batch, token_budget=1000, worth=1)
-    assert micro.tokens.size == 10
+    assert micro.tokens.size == 8
 
 
 def test_segments_share_with_the_segments_that_begin_like_them() -> None:
@@ -124,7 +138,7 @@ def test_segments_share_with_the_segments_that_begin_like_them() -> None:
         action_positions=np.array([9, 7, 9, 7]),
     )
     (micro,) = make_flat_micro_batches(batch, token_budget=1000, worth=1)
-    assert micro.tokens.size == 9 + 2 + 7 + 2
+    assert micro.tokens.size == 8 + 2 + 6 + 2
 
 
 @given(family=families.map(lambda groups: [row for group in groups for row in group]))

@@ -58,3 +58,10 @@ def test_outputs_and_gradients_are_those_of_a_dense_mask(
     wanted = [theirs, *torch.autograd.grad(theirs, exact, upstream)]
     for one, other in zip(found, wanted, strict=True):
         assert (one.float() - other).norm() <= tolerance * other.norm()
+
+
+def test_stems_stay_apart_from_long_branches() -> None:
+    flat = layout([(3, [9, 1, 4]), (2, [4, 5]), (6, [4])])
+    found = RaggedLayout.of(flat, CPU, joined=4, shorter=9)
+    assert sorted(len(one.keys[0]) for one in found.stems) == [3, 6]
+    assert {one.stems.shape[1] for one in found.buckets} == {0, 2}

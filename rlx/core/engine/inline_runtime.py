@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rlx.core.engine.depot import LocalDepot
+from rlx.core.engine.kept_memory import KEPT_MEMORY, keep_memory
 from rlx.core.engine.memory import MemoryUse
 from rlx.core.engine.runtime import WorkerSpec, neighbour
 from rlx.core.engine.stacks import Suspect
@@ -47,6 +48,8 @@ class InlineRuntime:
 
     async def start(self, spec: WorkerSpec) -> InlineWorker:
         os.environ.update(spec.env)
+        if KEPT_MEMORY.items() <= spec.env.items():
+            keep_memory()  # glibc has read its variables long since
         beside = neighbour(self._workers, spec)
         host = beside.host if beside else WorkerHost(spec.name)
         await host.construct(spec)

@@ -11,6 +11,7 @@ from typing import Any
 from rlx.core.config import LearnerConfig, RunConfig
 from rlx.core.engine.client import Renew, RolloutClient
 from rlx.core.engine.engines import RolloutEngines
+from rlx.core.engine.kept_memory import KEPT_MEMORY
 from rlx.core.engine.runtime import Worker, WorkerSpec
 from rlx.core.objective import ObjectiveSettings
 from rlx.core.offline.selection import OfflineSelection
@@ -305,17 +306,6 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
-
-
-KEPT_MEMORY = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**27),
-    "MALLOC_TRIM_THRESHOLD_": str(2**42),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
-"""Environment of a learner: glibc keeps what tensors leave behind. By default every large one is
-memory new from the kernel, which clears its pages one by one as they are touched. What is as large
-as the model stays apart (128 MiB and more): it is made once, or would leave holes."""
 
 
 def _thread_env(threads: int) -> Mapping[str, Any]:

@@ -41,6 +41,8 @@ class Packing:
     """Whether a micro-batch is one row without pads."""
     worth: int | None = None
     """Least saving, in tokens, for which sequences share their prefix; None: never. Only flat."""
+    whole: bool = False
+    """Whether the tokens after the last one that predicts an action token are read too."""
 
     def both(self, other: Packing) -> Packing:
         """What two models may do that read the same micro-batches."""
@@ -50,6 +52,7 @@ class Packing:
             several=self.several and other.several,
             flat=flat,
             worth=self.worth if shares else None,
+            whole=self.whole or other.whole,
         )
 
 
@@ -107,7 +110,9 @@ def settle(
     if settings.attention == "ragged" or (settings.attention == "auto" and on_cpu):
         if _use_ragged(body) and probe.tree():
             worth = {"off": None, "on": 1, "auto": WORTH}[settings.shared_prefix]
-            return Packing(several=True, flat=True, worth=worth if shares else None)
+            return Packing(
+                several=True, flat=True, worth=worth if shares else None, whole=not shares
+            )
         if settings.attention == "ragged":
             raise _refusal(body, "learner.attention: ragged", "learner.attention: auto")
         body.set_attn_implementation("sdpa")
@@ -116,7 +121,8 @@ def settle(
         if settings.attention in FLASH or _windows(body.config) or not probe.tree():
             raise _refusal(body, "learner.shared_prefix: on", "learner.shared_prefix: auto")
         return Packing(several=several, flat=True, worth=1)
-    return Packing(several=several, flat=several and settings.attention in FLASH)
+    flat = several and settings.attention in FLASH
+    return Packing(several=several, flat=flat, whole=not shares)
 
 
 def _use_ragged(body: Any) -> bool:

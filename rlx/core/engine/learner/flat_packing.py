@@ -12,25 +12,27 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlx.core.engine.learner.packing import Layout, MicroBatch, Packable
+from rlx.core.engine.learner.packing import Layout, MicroBatch, Packable, read_lengths
 from rlx.core.engine.learner.prefixes import Tree, find_trees
 
 
 def make_flat_micro_batches(
-    batch: Packable, *, token_budget: int, worth: int | None
+    batch: Packable, *, token_budget: int, worth: int | None, whole: bool = False
 ) -> list[MicroBatch]:
     """Micro-batches of the sequences of `batch` that hold action tokens.
 
     Args:
         token_budget: most tokens in a micro-batch, unless one sequence has more, or sequences that
             must be together.
+        whole: with the tokens that no log-prob depends on, too.
         worth: least saving (≥ 1), in tokens, for which sequences share their prefix; None: never.
     """
     starts = np.cumsum(batch.lengths) - batch.lengths
     used = np.flatnonzero(batch.action_lengths)
+    lengths = batch.lengths if whole else read_lengths(batch)
 
     def tokens(index: int) -> np.ndarray:
-        return batch.tokens[starts[index] : starts[index] + batch.lengths[index]]
+        return batch.tokens[starts[index] : starts[index] + lengths[index]]
 
     units: list[list[Tree]] = []
     for family in _families(batch, used, worth):
@@ -40,12 +42,12 @@ def make_flat_micro_batches(
             else find_trees(tokens, family, worth=worth)
         )
         if batch.together is None:
-            units += [[part] for tree in trees for part in _cut(tree, batch.lengths, token_budget)]
+            units += [[part] for tree in trees for part in _cut(tree, lengths, token_budget)]
         else:
             units.append(trees)
-    sizes = [sum(tree_tokens(tree, batch.lengths) for tree in unit) for unit in units]
+    sizes = [sum(tree_tokens(tree, lengths) for tree in unit) for unit in units]
     return [
-        _lay_out(batch, starts, [tree for index in block for tree in units[index]])
+        _lay_out(batch, starts, lengths, [tree for index in block for tree in units[index]])
         for block in first_fit(np.array(sizes, np.int64), token_budget)
     ]
 
@@ -97,10 +99,12 @@ def first_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
     return bins
 
 
-def _lay_out(batch: Packable, starts: np.ndarray, trees: Sequence[Tree]) -> MicroBatch:
+def _lay_out(
+    batch: Packable, starts: np.ndarray, lengths: np.ndarray, trees: Sequence[Tree]
+) -> MicroBatch:
     action_starts = np.cumsum(batch.action_lengths) - batch.action_lengths
     tokens, positions, spans, stems = [], [], [], []
-    places, sources, actions = [], [], []
+    sources, targets, actions = [], [], []
     end = 0
 
     def put(first: int, start: int, stop: int) -> int:
@@ -116,12 +120,11 @@ def _lay_out(batch: Packable, starts: np.ndarray, trees: Sequence[Tree]) -> Micr
         stem = put(int(starts[tree.sequences[0]]), 0, tree.prefix) if tree.prefix else 0
         branches = end
         for index in tree.sequences:
-            branch = put(int(starts[index]), tree.prefix, int(batch.lengths[index]))
+            branch = put(int(starts[index]), tree.prefix, int(lengths[index]))
             mine = action_starts[index] + np.arange(batch.action_lengths[index])
             at = batch.action_positions[mine]
-            shift = branch - tree.prefix
-            places.append(at + np.where(at < tree.prefix, stem, shift))
-            sources.append(at - 1 + np.where(at <= tree.prefix, stem, shift))
+            sources.append(at - 1 + np.where(at <= tree.prefix, stem, branch - tree.prefix))
+            targets.append(batch.tokens[starts[index] + at])
             actions.append(mine)
         if tree.prefix:
             stems.append((stem, branches, end))
@@ -131,7 +134,7 @@ def _lay_out(batch: Packable, starts: np.ndarray, trees: Sequence[Tree]) -> Micr
         tokens=flat[None],
         positions=np.concatenate(positions)[None],
         source=np.concatenate(sources),
-        targets=flat[np.concatenate(places)],
+        targets=np.concatenate(targets).astype(np.int64),
         sequences=sequences,
         actions=np.concatenate(actions),
         action_lengths=batch.action_lengths[sequences],

@@ -90,7 +90,12 @@ class MicroBatch:
 
 
 def make_micro_batches(
-    batch: Packable, *, row_tokens: int, token_budget: int, packed: bool = True
+    batch: Packable,
+    *,
+    row_tokens: int,
+    token_budget: int,
+    packed: bool = True,
+    whole: bool = False,
 ) -> list[MicroBatch]:
     """Pack the sequences of `batch` that hold action tokens; the others need no forward pass.
 
@@ -98,16 +103,27 @@ def make_micro_batches(
         row_tokens: most tokens in a row, unless one sequence is longer.
         token_budget: most tokens, pads included, in a micro-batch of more than one row.
         packed: false gives each sequence its own row, for models that read across sequences.
+        whole: with the tokens that no log-prob depends on, too.
     """
     used = np.flatnonzero(batch.action_lengths)
+    lengths = batch.lengths if whole else read_lengths(batch)
     blocks = pack(
-        batch.lengths[used],
+        lengths[used],
         row_tokens=row_tokens,
         token_budget=token_budget,
         packed=packed,
         together=None if batch.together is None else batch.together[used],
     )
-    return [_lay_out(batch, [used[row] for row in block]) for block in blocks]
+    return [_lay_out(batch, lengths, [used[row] for row in block]) for block in blocks]
+
+
+def read_lengths(batch: Packable) -> np.ndarray:
+    """[S] int64: the tokens of each sequence before its last action token. Log-probs of the action
+    tokens depend on no others; 0 where there is none."""
+    lengths = np.zeros_like(batch.lengths)
+    acting = batch.action_lengths > 0
+    lengths[acting] = batch.action_positions[np.cumsum(batch.action_lengths)[acting] - 1]
+    return lengths
 
 
 def pack(
@@ -219,36 +235,37 @@ def _fill(
     return rows, waiting[~placed]
 
 
-def _lay_out(batch: Packable, rows: Sequence[np.ndarray]) -> MicroBatch:
+def _lay_out(batch: Packable, read: np.ndarray, rows: Sequence[np.ndarray]) -> MicroBatch:
+    """`read`: [S] tokens of each sequence that are laid out."""
     sequences = np.concatenate(rows)
-    lengths = batch.lengths[sequences]
+    lengths = read[sequences]
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    width = max(int(batch.lengths[row].sum()) for row in rows)
-    starts = np.concatenate([_starts(batch.lengths[row]) for row in rows]) + row_of * width
+    width = max(int(read[row].sum()) for row in rows)
+    starts = np.concatenate([_starts(read[row]) for row in rows]) + row_of * width
+    first = _starts(batch.lengths)[sequences]
 
     within = np.arange(lengths.sum()) - np.repeat(_starts(lengths), lengths)
-    place = np.repeat(starts, lengths) + within
     tokens = np.zeros(len(rows) * width, np.int64)
-    tokens[place] = batch.tokens[ragged_indices(batch.lengths, sequences)]
+    tokens[np.repeat(starts, lengths) + within] = batch.tokens[np.repeat(first, lengths) + within]
 
     actions = ragged_indices(batch.action_lengths, sequences)
     action_lengths = batch.action_lengths[sequences]
-    targets_at = np.repeat(starts, action_lengths) + batch.action_positions[actions]
+    at = batch.action_positions[actions]
     return MicroBatch(
         tokens=tokens.reshape(len(rows), width),
-        positions=_positions(batch, rows, width),
-        source=targets_at - 1,
-        targets=tokens[targets_at],
+        positions=_positions(read, rows, width),
+        source=np.repeat(starts, action_lengths) + at - 1,
+        targets=batch.tokens[np.repeat(first, action_lengths) + at].astype(np.int64),
         sequences=sequences,
         actions=actions,
         action_lengths=action_lengths,
     )
 
 
-def _positions(batch: Packable, rows: Sequence[np.ndarray], width: int) -> np.ndarray:
+def _positions(read: np.ndarray, rows: Sequence[np.ndarray], width: int) -> np.ndarray:
     positions = np.empty((len(rows), width), np.int64)
     for index, row in enumerate(rows):
-        lengths = batch.lengths[row]
+        lengths = read[row]
         slack = width - int(lengths.sum())
         spans = np.append(lengths, slack) if slack else lengths
         positions[index] = np.arange(width) - np.repeat(_starts(spans), spans)

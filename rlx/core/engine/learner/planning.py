@@ -44,10 +44,16 @@ def make_plan(
     assert budget != "auto"
     assert settings.logprob_chunk != "auto"
     mine = (
-        make_flat_micro_batches(batch, token_budget=budget, worth=packing.worth)
+        make_flat_micro_batches(
+            batch, token_budget=budget, worth=packing.worth, whole=packing.whole
+        )
         if packing.flat
         else make_micro_batches(
-            batch, row_tokens=settings.row_tokens, token_budget=budget, packed=packing.several
+            batch,
+            row_tokens=settings.row_tokens,
+            token_budget=budget,
+            packed=packing.several,
+            whole=packing.whole,
         )
     )
     chunks = [_chunks(micro.action_count, settings.logprob_chunk) for micro in mine]

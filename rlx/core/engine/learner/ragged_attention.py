@@ -34,6 +34,8 @@ NAME = "rlx_ragged"
 """Of this attention in transformers' registry."""
 _JOINED = 64
 """Most tokens of a stem that is laid in front of each of its branches."""
+_FLASH = 512
+"""Tokens of a branch from which on the flash kernel beside a stem of its own is as fast."""
 
 
 class UnsupportedAttentionError(Exception):
@@ -241,9 +243,9 @@ def ragged_attention(
 
 def laid_out(layout: Layout, device: torch.device, dtype: torch.dtype) -> RaggedLayout:
     """The layout for a model's attention in this dtype."""
-    # The flash kernel, which float32 goes through on a CPU, knows no stems in front of spans.
+    # In float32 on a CPU long spans are the flash kernel's, which knows no stems in front of them.
     flash = device.type == "cpu" and dtype == torch.float32
-    return RaggedLayout.of(layout, device, joined=0 if flash else _JOINED)
+    return RaggedLayout.of(layout, device, joined=_JOINED, shorter=_FLASH if flash else None)
 
 
 @functools.cache

@@ -70,21 +70,27 @@ class RaggedLayout:
     _rows: dict[tuple[str, int, int], Rows] = dataclasses.field(default_factory=dict)
 
     @staticmethod
-    def of(layout: Layout, device: torch.device, *, joined: int = 0) -> RaggedLayout:
+    def of(
+        layout: Layout, device: torch.device, *, joined: int = 0, shorter: int | None = None
+    ) -> RaggedLayout:
         """
         Args:
             joined: most tokens of a stem that is laid in front of its branches.
+            shorter: where given, only in front of branches that all have fewer tokens.
         """
         stem_of = _stem_of(layout)
-        sizes = np.append(layout.stems[:, 1] - layout.stems[:, 0], 0)[stem_of]
-        sizes[sizes > joined] = 0
         lengths = layout.spans[:, 1] - layout.spans[:, 0]
+        in_front = layout.stems[:, 1] - layout.stems[:, 0]
+        apart = in_front > joined
+        if shorter is not None:
+            apart[np.setdiff1d(stem_of[lengths >= shorter], [-1])] = True
+        sizes = np.append(np.where(apart, 0, in_front), 0)[stem_of]
         return RaggedLayout(
             buckets=tuple(
                 _bucket(layout, chosen, stem_of[chosen], int(sizes[chosen[0]]), device)
                 for chosen in _alike(lengths, sizes)
             ),
-            stems=tuple(_stems(layout.stems, joined, device)),
+            stems=tuple(_stems(layout.stems[apart], device)),
             tokens=int(layout.spans[:, 1].max()),
         )
 
@@ -128,13 +134,12 @@ def _stem_of(layout: Layout) -> np.ndarray:
     return found
 
 
-def _stems(stems: np.ndarray, joined: int, device: torch.device) -> Iterator[Stems]:
-    """Those of more than `joined` tokens, the ones of the same shape together.
+def _stems(apart: np.ndarray, device: torch.device) -> Iterator[Stems]:
+    """Those of the same shape together.
 
     Args:
-        stems: [s, 3], start, stop and branches' stop of each.
+        apart: [s, 3], start, stop and branches' stop of each.
     """
-    apart = stems[stems[:, 1] - stems[:, 0] > joined]
     shapes = np.diff(apart)
     for size, own in np.unique(shapes, axis=0):
         starts = apart[(shapes == (size, own)).all(1), :1]

@@ -1,0 +1,40 @@
+"""A process that trains keeps the pages of its tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import resource, threading
+import torch
+from rlx.core.engine.kept_memory import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(100):
+        torch.zeros(2**22)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+def on_a_thread():
+    worker = threading.Thread(target=faults)
+    worker.start()
+    worker.join()
+
+on_a_thread()
+keep_memory()
+faults()
+on_a_thread()
+on_a_thread()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_large_tensors_get_no_new_pages_once_memory_is_kept() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True
+    )
+    given_back, *kept = map(int, done.stdout.split())
+    assert max(kept) < given_back / 5
