@@ -14,8 +14,8 @@ from rlx.core.engine.kept_memory import keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(100):
-        torch.zeros(2**22)
+    for _ in range(20):
+        torch.zeros(2**24)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def on_a_thread():
@@ -23,10 +23,9 @@ def on_a_thread():
     worker.start()
     worker.join()
 
-on_a_thread()
+faults()
 keep_memory()
 faults()
-on_a_thread()
 on_a_thread()
 """
 

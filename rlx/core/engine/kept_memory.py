@@ -27,7 +27,10 @@ _PARAMETERS = {
 
 
 def keep_memory() -> None:
-    """Have a process that runs already keep its memory too; where there is no glibc, do nothing."""
+    """Have a process that runs already keep its memory too; where there is no glibc, do nothing.
+
+    A thread that has its own arena by then keeps that one, which can't hold more than 64 MiB.
+    """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         for name, value in KEPT_MEMORY.items():

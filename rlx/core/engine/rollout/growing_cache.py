@@ -49,7 +49,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these rows only, room included."""
         if held := self.get_seq_length():
-            self._rooms = [_selected(room, indices, held) for room in self._rooms]
+            self._rooms = [room[indices] for room in self._rooms]
             self.keys, self.values = (room[:, :, :held] for room in self._rooms)
 
     def _grow(self, *states: torch.Tensor, held: int, stop: int) -> None:
@@ -59,13 +59,6 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         for old, new in zip(self._rooms, rooms, strict=False):
             new[:, :, :held] = old[:, :, :held]
         self._rooms = rooms
-
-
-def _selected(room: torch.Tensor, rows: torch.Tensor, held: int) -> torch.Tensor:
-    """A room for these rows with the tokens that are held; what lies behind them is not read."""
-    found = room.new_empty(len(rows), *room.shape[1:])
-    torch.index_select(room[:, :, :held], 0, rows, out=found[:, :, :held])
-    return found
 
 
 def growing_cache(config: Any, most: int) -> DynamicCache:

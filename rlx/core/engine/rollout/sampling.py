@@ -95,11 +95,11 @@ def _invert(weights: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, 
     """The index [B] in each row of weights [B, n] at which a share [B] of the row's sum is reached,
     and which share of that index's own weight it takes to get there."""
     cumulated = weights.double().cumsum(-1)
-    total = cumulated[:, -1:]
-    # Rounding may put the target at the sum itself; below it is the last index of some weight.
-    target = torch.minimum(shares[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    target = (shares * cumulated[:, -1])[:, None]
     # The first index whose cumulated weight is above the target never has weight 0.
     index = torch.searchsorted(cumulated, target, right=True)
+    # Rounding may put the target at the sum itself: then the heaviest one.
+    index = torch.where(index < weights.shape[-1], index, weights.argmax(-1, keepdim=True))
     own = weights.gather(1, index).double()
     before = cumulated.gather(1, index) - own
     return index[:, 0], ((target - before) / own).clamp(0, 1)[:, 0]
