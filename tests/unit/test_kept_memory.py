@@ -26,6 +26,8 @@ def on_a_thread():
 faults()
 keep_memory()
 faults()
+faults()
+on_a_thread()
 on_a_thread()
 """
 
@@ -35,5 +37,5 @@ def test_large_tensors_get_no_new_pages_once_memory_is_kept() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True
     )
-    given_back, *kept = map(int, done.stdout.split())
-    assert max(kept) < given_back / 5
+    given_back, _, kept, _, kept_by_a_thread = map(int, done.stdout.split())
+    assert max(kept, kept_by_a_thread) < given_back / 50
