@@ -166,7 +166,8 @@ class BoundSampler:
     def _draw(self, n: int) -> list[Task]:
         if self._own_next is None:
             return self._stream.next(n)
-        drawn = list(self._call("next_tasks", self._own_next, n))
+        own = self._own_next
+        drawn = self._call("next_tasks", lambda: list(own(n)))  # it may be a generator
         if not drawn or len(drawn) > n or not all(isinstance(task, Task) for task in drawn):
             raise ComponentError(
                 f"sampler {self.name!r}: next_tasks({n}) gave {len(drawn)} items of "

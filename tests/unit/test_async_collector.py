@@ -231,6 +231,54 @@ def test_state_keeps_what_waits_and_begins_again_what_was_under_way(seed: int) -
     assert max(ages(after, start=5)) <= 2
 
 
+@pytest.mark.parametrize("end", ["failure", "signal", "close", "close at once"])
+def test_groups_that_come_to_nothing_begin_again_in_a_resumed_run(end: str) -> None:
+    """An agent or reward that fails or is ended while the learner trains, and what is cancelled."""
+
+    class Ended(BaseException):
+        """What a signal ends a blocking agent with."""
+
+    class Breaking(Engine):
+        async def make(self, task: Task, number: int, clock: Any = None) -> Group:
+            if number == 6:
+                for _ in range(60):
+                    await asyncio.sleep(0)
+            if number == 6 and end == "failure":
+                raise ComponentError("the reward is broken")
+            if number == 6 and end == "signal":
+                raise BaseExceptionGroup("", [Ended()])
+            return await super().make(task, number, clock)
+
+    async def first() -> tuple[Sequence[Group], dict[str, Any]]:
+        source = collector(Breaking())
+        groups = (await source.collect(4)).groups
+        if end in ("failure", "signal"):
+            for _ in range(100):
+                await asyncio.sleep(0)
+        elif end == "close at once":
+            source.advance(1)
+        if end.startswith("close"):
+            await source.close()
+        state = await source.state_dict()
+        await source.close()
+        return groups, state
+
+    async def second(state: dict[str, Any]) -> list[Sequence[Group]]:
+        engine = Engine()
+        engine.version = 1
+        source = collector(engine)
+        await source.load_state_dict(state)
+        source.advance(1)
+        batches = await train(source, engine, range(1, 6))
+        await source.close()
+        return batches
+
+    before, state = asyncio.run(first())
+    trained = [group.id for groups in [before, *asyncio.run(second(state))] for group in groups]
+    assert len(trained) == len(set(trained)) == 24
+    assert set(range(12)) <= set(trained), "a task was passed over"
+
+
 def test_staleness_is_of_tokens() -> None:
     span = Span(start=1, stop=5, version=2, finish_reason="stop", versions=((2, 3), (4, 1)))
     rollout = Rollout(

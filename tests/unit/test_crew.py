@@ -26,6 +26,7 @@ class Runtime:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.while_ending: Callable[[], Awaitable[None]] | None = None
+        self.hangs = False
 
     async def seat(self, specs: list[WorkerSpec]) -> list[WorkerSpec]:
         return specs
@@ -34,9 +35,12 @@ class Runtime:
         self.said.append(f"start {spec.name}")
 
         async def call(method: str) -> None:
-            return None
+            await asyncio.sleep(60 if self.hangs else 0)
 
         return SimpleNamespace(name=spec.name, call=call)
+
+    async def write_stacks(self, about: str) -> str:
+        return f"; the stacks of {about} are written"
 
     async def end(self, worker: Any) -> None:
         self.said.append(f"end {worker.name}")
@@ -63,7 +67,7 @@ def crew(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(Crew, "_open_runtime", opened)
     selected: Any = SimpleNamespace(rewards=(), shipped_modules=list)
     return Crew(
-        RunConfig.model_validate({"output": tmp_path}),
+        RunConfig.model_validate({"output": tmp_path, "faults": {"start_timeout": 0.2}}),
         selected,
         plugins=PluginSystem.load(),
         folder=tmp_path,
@@ -121,3 +125,11 @@ def test_engine_that_dies_shortly_before_the_end_is_not_started_after_it(
         *("start engine-0", "end engine-0", "end all"),
         *("start engine-0", "end engine-0", "start engine-0"),
     ]
+
+
+def test_worker_that_does_not_load_in_time_is_lost_with_stacks(crew: Crew, runtime: Runtime):
+    runtime.hangs = True
+    what = "has not started within 0.2 s .*; the stacks of engine-0 are written"
+    with pytest.raises(WorkerLostError, match=what) as caught:
+        asyncio.run(crew.start([SPEC]))
+    assert caught.value.hung

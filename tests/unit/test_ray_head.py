@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from rlx.core.config import FaultsConfig
+from rlx.core.engine import ray_head
 from rlx.core.engine.ray_head import Head, HeadSilentError, HeadWatch, NodeLostError, unless
 from rlx.core.engine.rewards import RewardRunner
 from rlx.core.engine.watch import Patience, Watch
@@ -78,6 +80,22 @@ def test_head_that_answers_again_in_time_is_no_loss():
                 await unless(watch.lost, never())
 
     watched(Script(slow, None), use)
+
+
+def test_driver_that_ray_blocks_is_ended_when_the_cluster_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """`ray.put` waits for ever for a stopped raylet, and the event loop with it."""
+    codes: list[int] = []
+    monkeypatch.setattr(ray_head, "end_now", codes.append)
+    monkeypatch.setattr(ray_head, "_BLOCKED", 0.2)
+
+    async def use(watch: HeadWatch) -> None:
+        time.sleep(1.0)
+
+    watched(Script(None, NodeLostError()), use)
+    assert codes == [1]
+    assert "step 3, update: the Ray cluster at head:6379 has lost" in capfd.readouterr().err
 
 
 def test_reward_worker_is_not_replaced_when_the_cluster_is_lost():

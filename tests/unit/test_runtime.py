@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import threading
 import time
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from rlx.core.config import RuntimeConfig
+from rlx.core.config import FaultsConfig, RuntimeConfig
 from rlx.core.engine import ray_head
 from rlx.core.engine.inline_runtime import InlineRuntime
 from rlx.core.engine.ray_runtime import RayRuntime
+from rlx.core.engine.ray_worker import RayWorker
 from rlx.core.engine.runtime import Runtime, WorkerSpec
-from rlx.core.errors import ComponentError, EngineError, UsageError
+from rlx.core.errors import ComponentError, EngineError, UsageError, WorkerLostError
 
 
 class Counter:
@@ -60,6 +62,13 @@ class Counter:
         import os
 
         os._exit(3)
+
+
+class Sleeper:
+    """A worker whose import or constructor hangs."""
+
+    def __init__(self) -> None:
+        time.sleep(1000)
 
 
 SPEC = WorkerSpec(
@@ -131,6 +140,32 @@ def test_dead_actor_is_named(ray_runtime: RayRuntime):
             await worker.call("die")
 
     asyncio.run(kill())
+
+
+@pytest.mark.engine
+def test_worker_that_hangs_while_it_is_made_is_given_up_with_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def located(self: RayRuntime, worker: RayWorker) -> None:
+        await worker.located()
+        self._faults = FaultsConfig(start_timeout=1.0)
+
+    monkeypatch.setattr(RayRuntime, "_located", located)
+    stacks = tmp_path / "stacks"
+    runtime = RayRuntime(RuntimeConfig(), logs=tmp_path, workers=1, stacks=stacks)
+    runtime.connect()
+
+    async def hang() -> None:
+        try:
+            await runtime.start(dataclasses.replace(SPEC, target="test_runtime:Sleeper", kwargs={}))
+        finally:
+            await runtime.close()
+
+    with pytest.raises(WorkerLostError, match=r"'counter' has not started within 1 s.*stacks"):
+        asyncio.run(hang())
+    text = next(stacks.glob("*/counter.txt")).read_text()
+    assert "the driver waits for: start" in text
+    assert "test_runtime.py" in text
 
 
 def test_an_address_without_a_cluster_is_told_at_once():

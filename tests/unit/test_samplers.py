@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlx.core.calls import under_way
 from rlx.core.errors import ComponentError, UsageError
 from rlx.core.references import Bound, ComponentRef
 from rlx.core.rollouts import Group, Rollout, Task
@@ -192,6 +194,22 @@ def raises(group: Group) -> bool:
 class GivesNothing:
     def next_tasks(self, n: int) -> list[Task]:
         return []
+
+
+class Yields:
+    """Its body runs only when somebody iterates."""
+
+    def next_tasks(self, n: int) -> Iterator[Task]:
+        call = under_way(threading.get_ident())
+        assert call is not None
+        assert call.who.endswith("in next_tasks()")
+        yield from make_tasks(1)
+        raise ValueError("no more")
+
+
+def test_tasks_of_a_generator_are_drawn_as_a_part_of_the_samplers_call() -> None:
+    with pytest.raises(ComponentError, match="failed in next_tasks: ValueError: no more"):
+        BoundSampler(bind(Yields), make_tasks(1), 0).next_tasks(2)
 
 
 def test_component_failures_name_the_sampler() -> None:

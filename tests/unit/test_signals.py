@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -107,6 +108,32 @@ def test_component_that_blocks_the_loop_is_ended_by_the_first_signal(
     assert "step 3, advantage: estimator 'never' has not returned" in capfd.readouterr().err
 
 
+def test_signal_ends_a_component_while_nobody_reads_standard_error(
+    cuts: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_TELLING", 0.1)
+    full, standard_error = os.pipe(), os.dup(2)
+    os.set_blocking(full[1], False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(full[1], b"x" * 4096)
+    os.set_blocking(full[1], True)
+
+    def work(signals: Signals, told: list[int]) -> None:
+        send(signal.SIGTERM, after=0.1)
+        os.dup2(full[1], 2)
+        try:
+            with pytest.raises(RunInterrupted), Call("tracker 'console' in log()", observer=True):
+                os.write(2, b"step 7\n")
+        finally:
+            os.dup2(standard_error, 2)
+
+    during(work)
+    for end in (*full, standard_error):
+        os.close(end)
+    assert cuts == []
+
+
 def test_agents_that_block_one_after_the_other_are_all_ended(cuts: list[int]):
     ended: list[int] = []
 
@@ -130,6 +157,25 @@ def test_agents_that_block_one_after_the_other_are_all_ended(cuts: list[int]):
 
     assert during(work) == [signal.SIGINT]
     assert (ended, cuts) == ([0, 1, 2, 3, 4], [])
+
+
+def test_agents_go_on_while_something_is_saved(cuts: list[int]):
+    """An update that is waited for: groups that run beside it are a part of what is saved."""
+
+    async def agent() -> None:
+        begin()
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            time.sleep(0.1)
+
+    async def work(signals: Signals, told: list[int]) -> None:
+        send(signal.SIGINT)
+        job = asyncio.ensure_future(agent())
+        with Watched(job, name="probe", task="1", timeout=60.0):
+            await job
+
+    assert during(work, saving=lambda: True) == [signal.SIGINT]
+    assert cuts == []
 
 
 def test_what_can_not_be_ended_is_cut_at_the_deadline(cuts: list[int]):
@@ -175,6 +221,20 @@ def test_a_loop_that_takes_the_descriptor_gets_its_signals_and_ours_still_come(c
         asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
 
     assert during(work) == [signal.SIGTERM]
+    assert signal.set_wakeup_fd(-1) == -1, "the descriptor of a loop that is closed"
+
+
+def test_a_descriptor_that_was_closed_meanwhile_is_not_put_back(cuts: list[int]):
+    mine, end = socket.socketpair()
+    mine.setblocking(False)
+    signal.set_wakeup_fd(mine.fileno())
+
+    def work(signals: Signals, told: list[int]) -> None:
+        mine.close()
+
+    during(work)
+    end.close()
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_outside_of_the_main_thread_nothing_is_installed():

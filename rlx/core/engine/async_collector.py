@@ -140,6 +140,9 @@ class AsyncCollector:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
+        for job in jobs:  # those that were cancelled before their first step
+            if (one := self._running.pop(job, None)) is not None:
+                self._queue.put_back([(one.number, one.task)])
 
     def _is_full(self, wanted: int) -> bool:
         """Whether a step can be filled; raises what went wrong in a group meanwhile."""
@@ -177,19 +180,26 @@ class AsyncCollector:
             self._running[job] = one
 
     async def _make(self, one: Started) -> None:
+        judged = False
         try:
             group = await self._maker.make(one.task, one.number)
             self._tried += 1
+            is_kept = group is not None and self._sampler.keep(group) is None
+            judged = True
             if group is not None:
-                if self._sampler.keep(group) is None:
+                if is_kept:
                     self._ready.append((one, group))
                 self._sampler.update([group])
         except Exception as error:
             self._failure = self._failure or error
+        except BaseExceptionGroup:  # a signal has ended an agent that blocked, and ends the run
+            return
         finally:
             job = asyncio.current_task()
             assert job is not None
             del self._running[job]
+            if not judged:  # the state that is saved now has it among those to begin again
+                self._queue.put_back([(one.number, one.task)])
             self._changed.set()
         if self._failure is None:
             self._refill()

@@ -19,7 +19,7 @@ from rlx.core.engine.object_store import ObjectStore
 from rlx.core.engine.ray_nodes import stacks_there
 from rlx.core.engine.ray_runtime import RayRuntime
 from rlx.core.engine.rewards import RewardRunner
-from rlx.core.engine.runtime import Runtime, Worker, WorkerHooks, WorkerSpec
+from rlx.core.engine.runtime import Runtime, Worker, WorkerHooks, WorkerSpec, wait_for_start
 from rlx.core.engine.signals import install_again
 from rlx.core.engine.stacks import dump_stacks
 from rlx.core.errors import EngineError, WorkerLostError
@@ -115,14 +115,9 @@ class Crew:
 
     async def _start(self, runtime: Runtime, spec: WorkerSpec) -> Worker:
         self._running[spec.name] = worker = await runtime.start(spec)
-        limit = self._config.faults.start_timeout
-        try:
-            async with asyncio.timeout(None if self._inline else limit):
-                self.facts[spec.name] = await worker.call("start")
-        except TimeoutError:
-            raise WorkerLostError(
-                spec.name, f"has not started within {limit:g} s (faults.start_timeout)", hung=True
-            ) from None
+        limit = None if self._inline else self._config.faults.start_timeout
+        work = worker.call("start")
+        self.facts[spec.name] = await wait_for_start(runtime, spec.name, work, timeout=limit)
         return worker
 
     def reward_runner(

@@ -70,5 +70,8 @@ class InlineRuntime:
     def suspects(self) -> list[Suspect]:
         return []
 
+    async def write_stacks(self, about: str) -> str:
+        return ""
+
     async def close(self) -> None:
         await self.end_all()

@@ -3,24 +3,27 @@
 Without the head Ray waits for minutes, or for ever, or ends the driver's process. So it is asked,
 with a time-out of our own: before a cluster is joined, and as long as a run works on it.
 
-The questioner (`HeadWatch._ask_on`)
+The questioner (`HeadWatch._ask_on`), a thread: Ray may block the event loop itself (`ray.put`)
   consumes:      answers of the head
   waits for:     `faults.heartbeat` seconds, then an answer
   unblocked by:  `close`
-  produces:      at most one verdict, which fails whatever waits for the cluster
+  produces:      at most one verdict, which fails whatever waits for the cluster; where the event
+                 loop does not take it, the end of the process
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from rlx.core.config import FaultsConfig
+from rlx.core.engine.signals import end_now, tell
 from rlx.core.errors import ClusterLostError
-from rlx.core.threads import CallTimeoutError, DaemonThreads
 
 T = TypeVar("T")
 KNOCK = 10.0
@@ -29,6 +32,8 @@ _QUESTION = 5.0
 """Seconds that it has for an answer in mid-run, before it is asked again."""
 _GONE = 45.0
 """Seconds for which nobody may listen where the head was. Ray's own processes end after 60."""
+_BLOCKED = 60.0
+"""Seconds for which the event loop may leave the verdict lying."""
 
 
 class HeadSilentError(ConnectionError):
@@ -120,43 +125,64 @@ class HeadWatch:
         """`where`: what the run is at, for the verdict."""
         self._settings = settings
         self._where = where
-        self._threads = DaemonThreads("head")
-        self._asking: asyncio.Task[None] | None = None
+        self._over: threading.Event | None = None
         self.lost: asyncio.Future[str] | None = None
         """Done with what is wrong."""
 
     def start(self, head: Head, node: str) -> None:
-        """Ask on the running event loop, until `close`.
+        """Ask beside the running event loop, until `close`.
 
         Args:
             node: Ray's id of the driver's.
         """
-        if self._asking is None:
-            self.lost = asyncio.get_running_loop().create_future()
-            self._asking = asyncio.ensure_future(self._ask_on(head, node, self.lost))
+        if self._over is None:
+            loop = asyncio.get_running_loop()
+            self._over, self.lost = threading.Event(), loop.create_future()
+            parts = (head, node, self._over, loop, self.lost)
+            threading.Thread(target=self._ask_on, args=parts, name="rlx-head", daemon=True).start()
 
     def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-        self._asking = self.lost = None
-        self._threads.close()
+        if self._over is not None:
+            self._over.set()
+        self._over = self.lost = None
 
-    async def _ask_on(self, head: Head, node: str, lost: asyncio.Future[str]) -> None:
-        why = await self._verdict(head, node)
-        lost.set_result(
-            f"{self._where()}: {why}. When the cluster is well again, the same command with "
-            "`--resume` goes on from the last whole checkpoint, if there is one."
+    def _ask_on(
+        self,
+        head: Head,
+        node: str,
+        over: threading.Event,
+        loop: asyncio.AbstractEventLoop,
+        lost: asyncio.Future[str],
+    ) -> None:
+        why = self._verdict(head, node, over)
+        if why is None:
+            return
+        why = f"{self._where()}: {why}"
+        then = (
+            "When the cluster is well again, the same command with `--resume` goes on from the "
+            "last whole checkpoint, if there is one."
         )
+        taken = threading.Event()
 
-    async def _verdict(self, head: Head, node: str) -> str:
-        """Ask on; returns what is wrong."""
+        def take() -> None:
+            taken.set()
+            if not lost.done():
+                lost.set_result(f"{why}. {then}")
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            loop.call_soon_threadsafe(take)
+        if not taken.wait(_BLOCKED) and not over.is_set():
+            tell(f"{why}, and the driver waits for it in Ray, so the process ends. {then}")
+            end_now(1)
+
+    def _verdict(self, head: Head, node: str, over: threading.Event) -> str | None:
+        """Ask on; returns what is wrong, None at the end."""
         silent = 0.0
         every = self._settings.heartbeat
-        while True:
-            await asyncio.sleep(every)
+        while not over.wait(every):
             began = time.monotonic()
             try:
-                await self._threads.run(_ask, head, node, timeout=2 * _QUESTION)
+                head.ask(_QUESTION, node=node)
                 silent = 0.0
                 continue
             except NodeLostError:
@@ -164,7 +190,7 @@ class HeadWatch:
                     f"the Ray cluster at {head.address} has lost the driver's node: Ray's process "
                     "there (raylet) died or does not answer"
                 )
-            except (HeadSilentError, CallTimeoutError):
+            except HeadSilentError:
                 limit, what = self._settings.answer_timeout, "has not answered"
             except ConnectionError as error:
                 limit, what = min(_GONE, self._settings.answer_timeout), f"is gone ({error})"
@@ -172,10 +198,7 @@ class HeadWatch:
             silent += every + min(time.monotonic() - began, 2 * _QUESTION)
             if silent >= limit:
                 return f"the head of the Ray cluster at {head.address} {what} for {silent:.0f} s"
-
-
-def _ask(head: Head, node: str) -> None:
-    head.ask(_QUESTION, node=node)
+        return None
 
 
 async def unless(lost: asyncio.Future[str] | None, work: Awaitable[T]) -> T:

@@ -19,7 +19,7 @@ from rlx.core.engine.depot import RayDepot
 from rlx.core.engine.ray_head import Head, HeadWatch, knock, unless
 from rlx.core.engine.ray_nodes import stacks_there
 from rlx.core.engine.ray_worker import RayProcess, RayWorker, first_line
-from rlx.core.engine.runtime import WorkerSpec, neighbour
+from rlx.core.engine.runtime import WorkerSpec, neighbour, wait_for_start
 from rlx.core.engine.stacks import Suspect, dump_stacks
 from rlx.core.engine.watch import Patience, Watch
 from rlx.core.errors import EngineError, UsageError
@@ -160,7 +160,8 @@ class RayRuntime:
         try:
             if beside is None:
                 await self._located(worker)
-            await worker.answer(process.actor.construct.remote(spec), "start")
+            made = worker.answer(process.actor.construct.remote(spec), "start")
+            await wait_for_start(self, spec.name, made, timeout=self._faults.start_timeout)
         except BaseException:
             await self._in_time(worker.process.kill)
             raise
@@ -188,17 +189,16 @@ class RayRuntime:
         )
 
         async def report(why: str) -> str:
-            return await self._report(spec.name, why)
+            return await self.write_stacks(spec.name)
 
         watch = Watch(actor.pulse.remote, patience, report, lost=self._head.lost)
         return RayProcess(actor, watch)
 
-    async def _report(self, name: str, why: str) -> str:
-        """Write down where all workers are, because one hangs; returns where that is."""
+    async def write_stacks(self, about: str) -> str:
         if self._stacks is None:
             return ""
         try:
-            folder = await dump_stacks(self._stacks, name, self.suspects(), stacks_there)
+            folder = await dump_stacks(self._stacks, about, self.suspects(), stacks_there)
         except OSError as error:  # the verdict counts, and the run has to end
             return f"; the stacks could not be written: {error}"
         return f"; the stacks of all workers are in {folder}"

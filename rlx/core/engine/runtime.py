@@ -7,13 +7,15 @@ an event loop, and let `now` methods (`abort`) in while another method runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from rlx.core.engine.depot import Depot
 from rlx.core.engine.memory import MemoryUse
 from rlx.core.engine.stacks import Suspect
+from rlx.core.errors import WorkerLostError
 from rlx.core.hook_types import WorkerContext
 from rlx.core.worker_hooks import HookRef, call_in_worker
 
@@ -100,11 +102,17 @@ class Runtime(Protocol):
         """Its workers in processes of their own, for their stacks; called from any thread."""
         ...
 
+    async def write_stacks(self, about: str) -> str:
+        """Write where all its workers are, because one hangs; returns where that is, as a clause
+        (`; the stacks of …`), empty where there is no place for them."""
+        ...
+
     async def close(self) -> None:
         """End every worker and what they live in."""
         ...
 
 
+T = TypeVar("T")
 W = TypeVar("W", bound=Worker)
 
 
@@ -113,3 +121,27 @@ def neighbour(workers: Sequence[W], spec: WorkerSpec) -> W | None:
     if spec.beside is None:
         return None
     return next(worker for worker in workers if worker.name == spec.beside)
+
+
+async def wait_for_start(
+    runtime: Runtime, name: str, work: Awaitable[T], *, timeout: float | None
+) -> T:
+    """Await a part of a worker's start.
+
+    Args:
+        timeout: `faults.start_timeout`; None: no limit.
+
+    Raises:
+        WorkerLostError: it takes longer; stacks are written.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+        if task.done():
+            return task.result()
+        stacks = await runtime.write_stacks(name)
+        what = f"has not started within {timeout:g} s (faults.start_timeout){stacks}"
+        raise WorkerLostError(name, what, hung=True)
+    finally:
+        task.cancel()
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())

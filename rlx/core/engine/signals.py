@@ -38,6 +38,8 @@ _BLOCKED_SECONDS = 3.0
 """After this long what blocks the loop is ended, so that the rest of the time is for the end."""
 _AGAIN = 1.0
 """Seconds between two exceptions in the same component."""
+_TELLING = 1.0
+"""Seconds that standard error has to take a message."""
 _LOOK_EVERY = 0.02
 """Often, because each of very many agents may block the loop once more before it is cancelled."""
 _MOST = 1.0
@@ -93,7 +95,8 @@ class Signals:
         self._main = threading.get_ident()
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)
-        self._others = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._others = self._before
         self._undo.callback(self._stop)
         for number in _NUMBERS:
             before = signal.getsignal(number)
@@ -121,7 +124,10 @@ class Signals:
     def _stop(self) -> None:
         """The last thing that is undone: handlers are the old ones already."""
         self._over.set()
-        signal.set_wakeup_fd(self._others)
+        try:
+            signal.set_wakeup_fd(self._before)
+        except (OSError, ValueError):  # whose it was has closed it
+            signal.set_wakeup_fd(-1)
         with suppress(OSError):
             self._write.send(b"\0")
         self._thread.join(1.0)
@@ -196,7 +202,7 @@ class Signals:
             return idle >= _BLOCKED_SECONDS
         if calls.under_way(self._main) is not None:
             return idle >= 2 * _BLOCKED_SECONDS
-        return silent > _LOOK_EVERY
+        return silent > (_BLOCKED_SECONDS if self._saving() else _LOOK_EVERY)
 
     def _unblock(self, idle: float) -> None:
         """End the component or agent that holds the loop; the same one again only after a while,
@@ -257,9 +263,16 @@ def stopped_by(number: int | None) -> str:
 
 
 def tell(text: str) -> None:
-    """Write to standard error past Python's files, whose locks a blocked thread may hold."""
-    with suppress(OSError):
-        os.write(2, f"{text}\n".encode(errors="replace"))
+    """Write to standard error past Python's files, whose locks a blocked thread may hold; returns
+    soon, also where it is a pipe that is full, which may be what blocks the run."""
+
+    def write() -> None:
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode(errors="replace"))
+
+    writer = threading.Thread(target=write, name="rlx-tell", daemon=True)
+    writer.start()
+    writer.join(_TELLING)
 
 
 def end_now(code: int) -> Any:
