@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -45,7 +45,7 @@ class FaultsConfig(Part):
     on; or start all workers anew from the last checkpoint (needs `checkpoint.every`)."""
     learner_restarts: int = Field(3, ge=1)
     """With `learner: restart`, how often in a row without a new step."""
-    bounds: dict[str, float] = {}
+    bounds: dict[str, Annotated[float, Field(ge=0)]] = {}
     """Metric → largest healthy absolute value, such as `{"policy/grad_norm": 100.0}`. A metric that
     is beyond its bound, or not finite, for `bound_steps` steps in a row means that the run
     diverges."""

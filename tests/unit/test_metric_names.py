@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from rlx.core.config import FaultsConfig
 from rlx.core.metric_names import KNOWN, misspelt
 from rlx.core.preflight_faults import bounds_findings
 
@@ -64,3 +66,9 @@ def test_bound_on_a_misspelt_metric_ends_a_run_before_its_start(
         "faults.bounds: there is no metric 'policy/grad_nrom'; did you mean 'policy/grad_norm'?"
     )
     assert texts == ([wanted] if told else [])
+
+
+def test_a_bound_is_of_an_absolute_value():
+    assert FaultsConfig(bounds={"reward/failed": 0.0}).bounds == {"reward/failed": 0.0}
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        FaultsConfig(bounds={"policy/kl_ref": -1.0})

@@ -178,6 +178,13 @@ def test_an_address_without_a_cluster_is_told_at_once():
     assert caught.value.where == "runtime.ray_address"
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "http://127.0.0.1:8265", "127.0.0.1:99999999"])
+def test_what_is_no_address_of_a_cluster_is_the_users_mistake(address: str):
+    runtime = RayRuntime(RuntimeConfig(ray_address=address), logs=None, workers=1)
+    with pytest.raises(UsageError, match=f"no Ray cluster at {address}"):
+        runtime.connect()
+
+
 @pytest.mark.parametrize("backlog", ["silent", "full"])
 def test_an_address_that_takes_connections_and_says_nothing_is_told_in_time(
     backlog: str, monkeypatch: pytest.MonkeyPatch

@@ -119,7 +119,7 @@ class RayRuntime:
         try:
             knock(address)
             call_within(_JOIN, init)
-        except (ConnectionError, CallTimeoutError) as error:
+        except (ConnectionError, CallTimeoutError, ValueError, OverflowError) as error:
             why = first_line(error)
             if isinstance(error, CallTimeoutError):
                 why = f"it answers, but could not be joined within {_JOIN:g} s"
