@@ -38,8 +38,8 @@ class LearnerConfig(Part):
         "auto", "ragged", "sdpa", "eager", "flash_attention_2", "flash_attention_3"
     ] = "auto"
     """How the model attends within a row. `ragged`: rlx's own, without pads and foreign tokens;
-    `auto`: that on a CPU where the model allows it, else `sdpa`. Flash attention needs its package
-    and a GPU."""
+    `auto`: that on a CPU where the model allows it, else `sdpa` (`eager` where a model caps its
+    scores, as Gemma 2 does). Flash attention needs its package and a GPU."""
     shared_prefix: Literal["auto", "on", "off"] = "auto"
     """Whether rollouts of a group share the computation of the tokens that they begin with; the
     gradient is the same. `auto`: where `ragged` attention makes it pay; `on` also shares under

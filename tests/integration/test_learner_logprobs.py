@@ -16,7 +16,7 @@ from rlx.core.engine.batches import ragged_indices, take
 from rlx.core.engine.learner.model import PackedPolicy, examine
 from rlx.core.engine.learner.scorer import Scorer
 from rlx.core.engine.learner.token_logprobs import token_logprobs
-from rlx.core.errors import EngineError
+from rlx.core.errors import EngineError, UsageError
 from rlx.core.rollouts import TrainBatch
 
 TEMPERATURE = 0.8
@@ -191,15 +191,19 @@ def test_soft_capped_logits_are_known(tmp_path: Path) -> None:
         head_dim=16,
         vocab_size=64,
         final_logit_softcapping=3.0,
+        attn_logit_softcapping=0.5,
         sliding_window=8,
         initializer_range=0.3,
     )
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    # sdpa would leave the cap on the scores out.
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     batch = random_batch()
     np.testing.assert_allclose(
         scorer(str(tmp_path)).score(batch), one_by_one(loaded, batch), atol=1e-5
     )
+    with pytest.raises(UsageError, match="caps the scores"):
+        scorer(str(tmp_path), attention="sdpa").score(batch)
 
 
 def test_model_that_leaks_between_packed_sequences_gets_one_sequence_per_row(

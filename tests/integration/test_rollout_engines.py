@@ -295,6 +295,34 @@ def test_weights_arrive_under_checkpoint_names(kind: str, tmp_path: Path) -> Non
         asyncio.run(engine.stop())
 
 
+def test_capped_scores_of_attention_are_capped(tmp_path: Path) -> None:
+    """transformers takes sdpa by itself, which leaves the cap out."""
+    from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        attn_logit_softcapping=0.5,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    truth = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    wanted = requests(prompts(4))
+    engine = make_engine("transformers", tmp_path)
+    try:
+        found = generate(engine, wanted)
+    finally:
+        asyncio.run(engine.stop())
+    assert logprob_error(truth, wanted, found) < 1e-4
+    assert logprob_error(load(tmp_path), wanted, found) > 1e-2
+
+
 @pytest.mark.parametrize("change", ["lack", "unknown", "shape"])
 def test_weights_of_another_model_are_refused(
     change: str, folder: Path, model: Any, tmp_path: Path

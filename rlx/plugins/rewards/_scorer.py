@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rlx.core.errors import UsageError
 from rlx.core.rewards import MEAN_KEY, STD_KEY, conversation
+from rlx.core.soft_capping import exact_attention
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 _HEADS = ("score", "classifier")
@@ -191,7 +192,7 @@ def normalisation(config: Mapping[str, Any], path: str) -> tuple[float, float]:
 
 
 def _load(path: str, dtype: Dtype, device: torch.device) -> tuple[Any, Any]:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -202,6 +203,7 @@ def _load(path: str, dtype: Dtype, device: torch.device) -> tuple[Any, Any]:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=exact_attention(AutoConfig.from_pretrained(name)),
             output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(name)

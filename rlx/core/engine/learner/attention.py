@@ -26,6 +26,7 @@ from rlx.core.engine.learner.ragged_attention import (
 )
 from rlx.core.engine.learner.requirements import FLASH
 from rlx.core.errors import UsageError
+from rlx.core.soft_capping import exact_attention, soft_capped
 
 WORTH = 16
 """Least saving, in tokens of a tree, with which `shared_prefix: auto` shares (ADR 90)."""
@@ -86,10 +87,23 @@ def dense_mask(layout: Layout, device: torch.device, dtype: torch.dtype) -> Tens
     return mask.masked_fill_(reads.tril_(), 0.0)[None, None]
 
 
-def starting_attention(settings: LearnerConfig) -> str:
-    """The name under which transformers loads the model; `settle` may change it."""
+def starting_attention(settings: LearnerConfig, config: Any) -> str | None:
+    """The name under which transformers loads the model (None: its choice); `settle` may change it.
+
+    Args:
+        config: the model's.
+
+    Raises:
+        UsageError: the attention that was asked for leaves a part of the model's out.
+    """
     if settings.attention in ("auto", "ragged"):
-        return "sdpa"
+        return exact_attention(config)
+    if settings.attention == "sdpa" and soft_capped(config):
+        raise UsageError(
+            "The model caps the scores of its attention, which sdpa leaves out.",
+            where="learner.attention",
+            fix="learner.attention: auto",
+        )
     return settings.attention
 
 
@@ -105,7 +119,7 @@ def settle(
     Raises:
         UsageError: the model can't do what the settings ask for.
     """
-    probe = _Probe(body, device)
+    probe, plain = _Probe(body, device), body.config._attn_implementation
     on_cpu = device.type == "cpu"
     if settings.attention == "ragged" or (settings.attention == "auto" and on_cpu):
         if _use_ragged(body) and probe.tree():
@@ -115,7 +129,7 @@ def settle(
             )
         if settings.attention == "ragged":
             raise _refusal(body, "learner.attention: ragged", "learner.attention: auto")
-        body.set_attn_implementation("sdpa")
+        body.set_attn_implementation(plain)
     several = probe.row()
     if settings.shared_prefix == "on" and shares:
         if settings.attention in FLASH or _windows(body.config) or not probe.tree():

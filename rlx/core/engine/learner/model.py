@@ -167,11 +167,15 @@ def load_pretrained(
     check_settings(settings, device)
     disable_progress_bar()
     try:
-        chosen = resolve_dtype(AutoConfig.from_pretrained(model), settings.dtype)
+        config = AutoConfig.from_pretrained(model)
+        chosen = resolve_dtype(config, settings.dtype)
         if settings.lora.quantization:
             options["quantization_config"] = four_bits(settings.lora.quantization, chosen)
         loaded = auto_class.from_pretrained(
-            model, dtype=chosen, attn_implementation=starting_attention(settings), **options
+            model,
+            dtype=chosen,
+            attn_implementation=starting_attention(settings, config),
+            **options,
         )
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model '{model}' can't be loaded: {error}") from error

@@ -31,6 +31,7 @@ from rlx.core.engine.rollout.stats import EngineStats
 from rlx.core.engine.rollout.transformers_weights import load_weights, without_zero3
 from rlx.core.engine.transfer.receiver import Receiver
 from rlx.core.rollouts import FinishReason
+from rlx.core.soft_capping import exact_attention
 
 PREFILL_TOKENS = 2**16
 """Most positions, padding included, of one prefill."""
@@ -63,11 +64,15 @@ class TransformersCore:
 
     def start(self) -> Mapping[str, Any]:
         import transformers
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.set_num_threads(self._threads)
         with without_zero3():
-            model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype)
+            model = AutoModelForCausalLM.from_pretrained(
+                self._path,
+                dtype=self._dtype,
+                attn_implementation=exact_attention(AutoConfig.from_pretrained(self._path)),
+            )
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model.eval().requires_grad_(False).to(self._device)
         quicken(self._model)
