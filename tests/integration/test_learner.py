@@ -87,7 +87,7 @@ def micro_batch_count(**settings: Any) -> int:
     ("count", "settings"),
     [
         (2, {"token_budget": 160, "row_tokens": 64}),
-        (7, {"token_budget": 48, "row_tokens": 48}),
+        (6, {"token_budget": 48, "row_tokens": 48}),
         (14, {"token_budget": 16, "row_tokens": 8}),
     ],
 )
