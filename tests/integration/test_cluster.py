@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray_cluster import two_nodes
@@ -49,9 +52,12 @@ def digits(sample):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
+    gc.collect()  # handles of an earlier Ray: ids of actors repeat, and they would end new ones
     with two_nodes() as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         yield address
+    compiled: Any = importlib.import_module("ray._raylet")
+    compiled.Config.initialize("")  # whoever starts Ray next in this process has another mode
 
 
 def planned_gib(run_folder: Path) -> float:
