@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import importlib
 import json
+import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray_cluster import two_nodes
@@ -52,12 +51,9 @@ def digits(sample):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    gc.collect()  # handles of an earlier Ray: ids of actors repeat, and they would end new ones
     with two_nodes() as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         yield address
-    compiled: Any = importlib.import_module("ray._raylet")
-    compiled.Config.initialize("")  # whoever starts Ray next in this process has another mode
 
 
 def planned_gib(run_folder: Path) -> float:
@@ -136,17 +132,24 @@ async def hang(runtime: RayRuntime) -> tuple[str, str, str]:
         await runtime.close()
 
 
-def test_stacks_of_workers_on_another_node_are_written_here(tmp_path: Path, address: str) -> None:
-    """Without a shared file system: their logs are where Ray has them, on their node."""
+def driver(address: str, stacks: Path) -> tuple[str, str, str]:
+    """`hang` as a driver would, whose logs are where Ray has them, on their node."""
     runtime = RayRuntime(
         RuntimeConfig(ray_address=address),
         logs=None,
         workers=4,
         placement=PlacementConfig(strategy="SPREAD"),
         faults=FaultsConfig(heartbeat=0.2, answer_timeout=2.0),
-        stacks=tmp_path / "stacks",
+        stacks=stacks,
     )
-    stopped, locked, error = asyncio.run(hang(runtime))
+    return asyncio.run(hang(runtime))
+
+
+def test_stacks_of_workers_on_another_node_are_written_here(tmp_path: Path, address: str) -> None:
+    """In a process of its own: what is left of an earlier Ray in this one cancels new actors."""
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawned) as process:
+        stopped, locked, error = process.submit(driver, address, tmp_path / "stacks").result(120)
     assert f"'{locked}' hangs in 'wait_for_itself': it has not answered for 2 s" in error
     (folder,) = (tmp_path / "stacks").iterdir()
     assert error.endswith(f"the stacks of all workers are in {folder}")
