@@ -59,7 +59,9 @@ def misspelt(name: str, own: Iterable[str]) -> str | None:
     if name in KNOWN or not set(own).isdisjoint(name.split("/")):
         return None
     if "/" not in name:  # every metric has a family
-        last = {one.partition("/")[2]: one for one in sorted(KNOWN, reverse=True)}
+        # Of metrics that several models have, the policy's is meant.
+        ordered = sorted(KNOWN, key=lambda one: (one.startswith("policy/"), one))
+        last = {one.partition("/")[2]: one for one in ordered}
         found = difflib.get_close_matches(name, last, n=1, cutoff=0.6)
         return last[found[0]] if found else ""
     found = difflib.get_close_matches(name, KNOWN, n=1, cutoff=_CLOSE)

@@ -215,10 +215,11 @@ class Signals:
         if not self._told and (blocker is not None or not self._taken):
             self._told = True
             ended = "" if blocker is None else ", and is ended now"
+            left = self._stop_timeout if self._saving() else max(_STOP_SECONDS - idle, 0)
             tell(
                 f"{name}: {self._where()}: {what}{ended}; if that does not lead to an end in "
-                f"order, the run is cut in {max(_STOP_SECONDS - idle, 0):.0f} s, or by a second "
-                f"signal ({self._saved()})"
+                f"order, the run is cut in {left:.0f} s at most, or by a second signal "
+                f"({self._saved()})"
             )
         if blocker is not None:
             error = RunInterrupted(f"{name} while {what}", signal=self.number)

@@ -65,7 +65,7 @@ class ShardedModel:
             model_parameters=_parameter_groups(module, settings.weight_decay),
             config=_deepspeed_config(module, settings, stage=self.stage, dtype=dtype),
         )
-        if self.stage < 3:  # there DeepSpeed has done it
+        if self.stage < 3:  # there the optimizer is given its tensors in the step
             optimizer = self._engine.optimizer
             make_states(getattr(optimizer, "optimizer", optimizer))
 
